@@ -1,0 +1,197 @@
+"""What a policy is, and how it is asked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from h2o_gguf.errors import BudgetError, CacheFullError, H2OError, OptionError, PolicyError
+from h2o_gguf.policies.selection import Cells, check_granularity
+from h2o_gguf.policies.shares import check_budget, whole
+from h2o_gguf.view import CacheView
+
+__all__ = ["Policy", "as_policy", "ask", "check_victims", "settle"]
+
+
+@runtime_checkable
+class Policy(Protocol):
+    """Who goes when room is needed.  A value, and pure: same view, same answer.
+
+    Only budget and victims are required; as_policy fills in the rest.
+    """
+
+    @property
+    def name(self) -> str:
+        """How reports call it.  Default: the class name."""
+
+    @property
+    def budget(self) -> int:
+        """Most entries per KV head after an eviction, >= 1."""
+
+    @property
+    def n_sink(self) -> int:
+        """The first n_sink positions are never victims.  Default: 0."""
+
+    @property
+    def n_recent(self) -> int:
+        """The newest n_recent positions are never victims, so rolling them back is exact.  Default: 0."""
+
+    @property
+    def needs_scores(self) -> bool:
+        """Whether attention scores are summed.  Default: True."""
+
+    @property
+    def decay(self) -> float:
+        """Factor by which scores fade per token, 0 to 1.  Default: 1, the plain sum."""
+
+    def victims(self, view: CacheView, n: int) -> Cells:
+        """Return n different victims per KV head: int32[n_layer, n_head_kv, n], cell indices."""
+
+
+@dataclass(frozen=True)
+class _Completed:
+    """A policy that left some attributes out."""
+
+    inner: Any
+    name: str
+    budget: int
+    n_sink: int
+    n_recent: int
+    needs_scores: bool
+    decay: float
+
+    def victims(self, view: CacheView, n: int) -> Cells:
+        victims: Cells = self.inner.victims(view, n)
+        return victims
+
+
+def as_policy(policy: Any) -> Policy:
+    """Return policy with every attribute a Policy has, as checked numbers.
+
+    policy : any object with budget and victims(view, n).
+
+    Raises: OptionError, one of these is missing, or decay is outside 0 to 1. BudgetError, the numbers are
+        illegal.
+    """
+    if (
+        isinstance(policy, type)
+        or not callable(getattr(policy, "victims", None))
+        or not hasattr(policy, "budget")
+    ):
+        raise OptionError(
+            f"{policy!r} is no policy: it must be an object with a budget and a method victims(view, n)",
+            "policy",
+        )
+    n_recent = whole("n_recent", getattr(policy, "n_recent", 0), 0)
+    numbers = check_budget(policy.budget, getattr(policy, "n_sink", 0), n_recent)
+    decay = check_decay(getattr(policy, "decay", 1.0))
+    if isinstance(policy, Policy):
+        return policy
+    return _Completed(
+        inner=policy,
+        name=str(getattr(policy, "name", type(policy).__name__)),
+        budget=numbers.budget,
+        n_sink=numbers.n_sink,
+        n_recent=numbers.n_recent,
+        needs_scores=bool(getattr(policy, "needs_scores", True)),
+        decay=decay,
+    )
+
+
+def settle(policy: Any) -> None:
+    """Check the knobs of a frozen dataclass and turn an n_recent of AUTO into a number; for __post_init__.
+
+    Raises: BudgetError, OptionError.
+    """
+    numbers = check_budget(policy.budget, policy.n_sink, policy.n_recent)
+    object.__setattr__(policy, "budget", numbers.budget)
+    object.__setattr__(policy, "n_sink", numbers.n_sink)
+    object.__setattr__(policy, "n_recent", numbers.n_recent)
+    check_decay(policy.decay)
+    check_granularity(policy.granularity)
+
+
+def check_decay(decay: Any) -> float:
+    """Return decay as a float.  Raises: OptionError, it is no number from 0 to 1."""
+    if isinstance(decay, bool) or not isinstance(decay, int | float | np.floating) or not 0 <= decay <= 1:
+        raise OptionError(f"decay is {decay!r}: it must be a number from 0 to 1 (1 forgets nothing)", "decay")
+    return float(decay)
+
+
+def ask(policy: Policy, view: CacheView, n: int) -> Cells:
+    """Return the policy's n victims per KV head, checked: int32[n_layer, n_head_kv, n].
+
+    Raises: CacheFullError, it evicts nothing. BudgetError, fewer than n entries of a head may go; the text
+        says what protects the others. PolicyError, it raised, or chose victims it may not choose.
+    """
+    try:
+        victims = policy.victims(view, n)
+    except CacheFullError:
+        raise
+    except Exception as error:
+        _evictable(view, n, policy)
+        if isinstance(error, H2OError):
+            raise
+        raise PolicyError(f"it raised {type(error).__name__}: {error}", policy=policy.name) from error
+    return check_victims(view, victims, n, policy)
+
+
+def check_victims(view: CacheView, victims: Any, n: int, policy: Policy) -> Cells:
+    """Return victims as int32[n_layer, n_head_kv, n] if every one may go.
+
+    Raises: PolicyError, wrong type or shape, a cell outside the cache, empty or protected, or one twice in a
+        head. BudgetError, fewer than n entries of a head may go at all.
+    """
+    evictable = _evictable(view, n, policy)
+    n_layer, n_head_kv, n_cells = view.shape
+    cells = np.asarray(victims)
+    if not np.issubdtype(cells.dtype, np.integer):
+        raise PolicyError(f"victims are {cells.dtype}: they must be integers", policy=policy.name)
+    if cells.shape != (n_layer, n_head_kv, n):
+        raise PolicyError(
+            f"victims have shape {list(cells.shape)}: it must be [n_layer, n_head_kv, n] = "
+            f"{[n_layer, n_head_kv, n]}",
+            policy=policy.name,
+        )
+    _refuse(policy, cells, (cells < 0) | (cells >= n_cells), f"is outside the cache of {n_cells} cells")
+    _refuse(policy, cells, np.take_along_axis(view.pos, cells, axis=-1) < 0, "is empty")
+    _refuse(policy, cells, ~np.take_along_axis(evictable, cells, axis=-1), "is a sink, pinned or recent")
+    in_order = np.sort(cells, axis=-1)
+    _refuse(policy, in_order[..., 1:], in_order[..., 1:] == in_order[..., :-1], "is named twice")
+    return np.ascontiguousarray(cells, np.int32)
+
+
+def _refuse(policy: Policy, cells: NDArray[Any], wrong: NDArray[np.bool_], why: str) -> None:
+    if wrong.any():
+        il, ih, i = np.argwhere(wrong)[0]
+        raise PolicyError(
+            f"victim {cells[il, ih, i]} of layer row {il}, KV head {ih} {why} "
+            f"({np.count_nonzero(wrong)} such victims in all)",
+            policy=policy.name,
+        )
+
+
+def _evictable(view: CacheView, n: int, policy: Policy) -> NDArray[np.bool_]:
+    evictable = view.evictable(policy.n_sink, policy.n_recent)
+    n_evictable = np.count_nonzero(evictable, axis=-1)
+    if n_evictable.min() >= n:
+        return evictable
+    il, ih = np.unravel_index(int(n_evictable.argmin()), n_evictable.shape)
+    fewest = int(n_evictable[il, ih])
+    used = view.pos[il, ih] >= 0
+    is_sink = used & (view.pos[il, ih] < policy.n_sink)
+    is_pinned = view.pinned()[il, ih] & ~is_sink
+    n_used, n_sink, n_pinned = (int(np.count_nonzero(mask)) for mask in (used, is_sink, is_pinned))
+    n_recent = n_used - fewest - n_sink - n_pinned
+    raise BudgetError(
+        f"{n} entries must go from every KV head, but only {fewest} of {n_used} may: {n_sink} are sinks, "
+        f"{n_pinned} pinned, {n_recent} recent; raise the budget ({policy.budget}) by {n - fewest} or more, "
+        "or protect less",
+        budget=policy.budget,
+        n_sink=n_sink,
+        n_recent=n_recent,
+        n_pinned=n_pinned,
+    )

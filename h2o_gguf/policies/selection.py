@@ -1,0 +1,117 @@
+"""Choosing victims by score: one vectorised selection for every policy."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeAlias, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from h2o_gguf.errors import BudgetError, OptionError, PolicyError
+from h2o_gguf.view import CacheView
+
+__all__ = ["Cells", "Granularity", "select_lowest"]
+
+Cells: TypeAlias = NDArray[np.int32]  # [n_layer, n_head_kv, n], cell indices
+Granularity = Literal["head", "layer", "token"]  # who shares one list of victims
+
+POOLED_AXES: dict[str, tuple[int, ...]] = {"head": (), "layer": (1,), "token": (0, 1)}
+GROUPS_PER_VICTIM = 4
+NEVER = np.uint64(2**64 - 1)
+
+
+def select_lowest(
+    view: CacheView,
+    scores: NDArray[Any],
+    evictable: NDArray[np.bool_],
+    n: int,
+    granularity: Granularity = "head",
+) -> Cells:
+    """Return the n evictable cells with the lowest scores: int32[n_layer, n_head_kv, n], lowest first.
+
+    Equal scores go oldest first. Scores are compared as float32; infinities are allowed.
+
+    scores, evictable : [n_layer, n_head_kv, n_cells].
+    n : victims per KV head, >= 0.
+    granularity : "head", every KV head has its own victims; "layer", scores are summed over the KV heads
+        and all heads of a layer lose the same cells; "token", summed over layers and heads.
+
+    Raises: BudgetError, fewer than n entries of a head are evictable. PolicyError, a score is NaN, or
+        heads that shall share victims hold different positions in a cell. OptionError, unknown granularity.
+    Source: ours; the order of ties is what makes runs repeat.
+    """
+    check_granularity(granularity)
+    pos = view.pos
+    if axes := POOLED_AXES[granularity]:
+        pos, scores, evictable = _pool(pos, scores, evictable, axes, granularity)
+    if n_nan := np.count_nonzero(np.isnan(scores) & evictable):
+        raise PolicyError(f"{n_nan} scores are NaN: a score must be a number or an infinity")
+    n_evictable = int(np.count_nonzero(evictable, axis=-1).min())
+    if n_evictable < n:
+        raise BudgetError(
+            f"{n} entries must go from every KV head, but only {n_evictable} of {view.n_used} may: "
+            "raise the budget, or protect less",
+            n_protected=view.n_used - n_evictable,
+        )
+    victims = np.empty((*pos.shape[:2], n), np.int32)
+    for il in range(pos.shape[0]):  # by layer, so that the keys stay in the processor's cache
+        victims[il] = _lowest(_order(scores[il], pos[il], evictable[il]), n)
+    return np.array(np.broadcast_to(victims, (*view.shape[:2], n)))
+
+
+def check_granularity(granularity: str) -> None:
+    """Raise OptionError unless granularity is "head", "layer" or "token"."""
+    if granularity not in get_args(Granularity):
+        raise OptionError(
+            f"granularity is {granularity!r}: it must be one of {', '.join(get_args(Granularity))}",
+            "granularity",
+        )
+
+
+def _pool(
+    pos: NDArray[np.int32],
+    scores: NDArray[Any],
+    evictable: NDArray[np.bool_],
+    axes: tuple[int, ...],
+    granularity: Granularity,
+) -> tuple[NDArray[np.int32], NDArray[Any], NDArray[np.bool_]]:
+    first = pos[:1, :1] if axes == (0, 1) else pos[:, :1]
+    n_different = int((pos != first).any(axis=axes).sum())
+    if n_different:
+        raise PolicyError(
+            f"granularity {granularity!r} needs the same position in a cell of all heads it pools, but "
+            f"{n_different} cells differ: entries were evicted per head before; start from an empty cache"
+        )
+    pooled: NDArray[np.float64] = np.sum(scores, axis=axes, dtype=np.float64, keepdims=True)
+    return first, pooled, np.asarray(np.all(evictable, axis=axes, keepdims=True))
+
+
+def _order(scores: NDArray[Any], pos: NDArray[np.int32], evictable: NDArray[np.bool_]) -> NDArray[np.uint64]:
+    """Return keys that sort by score, then by position; NEVER where not evictable."""
+    bits = (scores.astype(np.float32) + np.float32(0.0)).view(np.uint32)  # + 0 makes -0 equal to 0
+    # IEEE floats order like sign-magnitude integers: flip all bits of negatives, the sign of the others.
+    ordered = bits ^ ((bits.view(np.int32) >> 31).view(np.uint32) | np.uint32(0x80000000))
+    keys: NDArray[np.uint64] = ordered.astype(np.uint64)
+    keys <<= np.uint64(32)
+    keys |= pos.view(np.uint32)
+    keys[~evictable] = NEVER
+    return keys
+
+
+def _lowest(keys: NDArray[np.uint64], n: int) -> NDArray[np.intp]:
+    """Return the columns of the n lowest keys of each row, lowest first: [n_rows, n]."""
+    n_rows, n_cells = keys.shape
+    if n == 0:
+        return np.zeros((n_rows, 0), np.intp)
+    # n groups with a minimum of at most `limit` hold n keys of at most `limit`. Minima of a few groups are
+    # cheap to find, and leave few candidates to sort.
+    group = max(1, n_cells // (GROUPS_PER_VICTIM * n))
+    n_groups = n_cells // group
+    minima = keys[:, : group * n_groups].reshape(n_rows, group, n_groups).min(axis=1)
+    limit = np.partition(minima, n - 1, axis=1)[:, n - 1 : n]
+    found = np.flatnonzero(keys <= limit)
+    rows, cells = np.divmod(found, n_cells)
+    order = np.lexsort((keys.reshape(-1)[found], rows))
+    starts = np.searchsorted(rows, np.arange(n_rows))
+    lowest: NDArray[np.intp] = cells[order[starts[:, None] + np.arange(n)]]
+    return lowest
