@@ -1,0 +1,133 @@
+"""Asking a policy: a bare object is enough, and what it returns is checked in words."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+from h2o_gguf.errors import BudgetError, OptionError, PolicyError
+from h2o_gguf.policies import H2O, H2OPlus, Policy, as_policy, ask, check_victims, make, names
+from h2o_gguf.view import CacheView
+
+
+class FromANotebook:
+    budget = 16
+
+    def victims(self, view: CacheView, n: int) -> Any:
+        oldest_first = np.where(view.pos >= 0, view.pos, view.n_past).argsort(axis=-1)
+        return oldest_first[..., :n]
+
+
+@dataclass
+class Returning:
+    answer: Any
+    budget: int = 16
+    name: str = "fixed"
+    n_sink: int = 2
+    n_recent: int = 3
+    seen: list[int] = field(default_factory=list)
+
+    def victims(self, view: CacheView, n: int) -> Any:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+def a_view(pins: tuple[tuple[int, int], ...] = ()) -> CacheView:
+    """Two layers, two heads; 12 cells with positions 0 to 9 in the first ten."""
+    pos = np.tile(np.r_[np.arange(10), -1, -1].astype(np.int32), (2, 2, 1))
+    return CacheView(np.zeros(pos.shape, np.float32), pos, 10, 10, pins=pins)
+
+
+def everywhere(*cells: int) -> Any:
+    return np.tile(np.array(cells, np.int32), (2, 2, 1))
+
+
+def test_a_bare_object_is_a_policy_with_defaults() -> None:
+    policy = as_policy(FromANotebook())
+    assert isinstance(policy, Policy)
+    assert (policy.name, policy.budget, policy.n_sink, policy.n_recent) == ("FromANotebook", 16, 0, 0)
+    assert (policy.needs_scores, policy.decay) == (True, 1.0)
+    victims = ask(policy, a_view(), 3)
+    assert victims.dtype == np.int32
+    assert victims[1, 1].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("name", names())
+def test_ours_are_complete_and_stay_themselves(name: str) -> None:
+    policy = make(name, budget=64)
+    assert as_policy(policy) is policy
+    assert policy.name == name
+    assert hash(policy) == hash(make(name, budget=64))
+
+
+@pytest.mark.parametrize("thing", [None, "h2o", H2O, object(), Returning])
+def test_what_is_no_policy_is_refused(thing: Any) -> None:
+    with pytest.raises(OptionError, match="no policy"):
+        as_policy(thing)
+
+
+def test_illegal_numbers_of_a_foreign_policy_are_refused() -> None:
+    with pytest.raises(BudgetError, match="20 sinks"):
+        as_policy(Returning(None, n_sink=20))
+    with pytest.raises(BudgetError, match="n_recent is -1"):
+        as_policy(Returning(None, n_recent=-1))
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (everywhere(2, 3).astype(np.float32), "float32"),
+        (everywhere(0, 1) == 0, "bool"),
+        (everywhere(2, 3, 4), r"\[2, 2, 3\].*\[2, 2, 2\]"),
+        (everywhere(2, 3)[0], r"\[2, 2\]"),
+        (None, "object"),
+        (everywhere(2, 12), "outside the cache of 12 cells"),
+        (everywhere(-1, 2), "outside"),
+        (everywhere(2, 11), "is empty"),
+        (everywhere(2, 1), "victim 1 .*sink"),
+        (everywhere(2, 7), "victim 7 .*recent"),
+        (everywhere(2, 4), "victim 4 .*pinned"),
+        (everywhere(3, 3), "named twice"),
+        (ZeroDivisionError("division by zero"), "it raised ZeroDivisionError: division by zero"),
+    ],
+)
+def test_illegal_answers_are_refused_in_words(answer: Any, words: str) -> None:
+    with pytest.raises(PolicyError, match=words) as caught:
+        ask(as_policy(Returning(answer)), a_view(pins=((4, 5),)), 2)
+    assert caught.value.policy == "fixed"
+    assert "'fixed'" in str(caught.value)
+
+
+def test_one_wrong_head_is_named() -> None:
+    answer = everywhere(2, 3)
+    answer[1, 0, 1] = 0
+    with pytest.raises(PolicyError, match=r"victim 0 of layer row 1, KV head 0 .*\(1 such victims in all\)"):
+        check_victims(a_view(), answer, 2, as_policy(Returning(None)))
+
+
+def test_legal_answers_of_any_integer_type_pass() -> None:
+    for dtype in (np.int64, np.uint8, np.int32):
+        victims = check_victims(a_view(), everywhere(6, 2).astype(dtype), 2, as_policy(Returning(None)))
+        assert victims.dtype == np.int32
+        assert victims[0, 0].tolist() == [6, 2]
+
+
+def test_the_cause_of_a_raising_policy_is_kept() -> None:
+    cause = KeyError("scores")
+    with pytest.raises(PolicyError) as caught:
+        ask(as_policy(Returning(cause)), a_view(), 1)
+    assert caught.value.__cause__ is cause
+
+
+@pytest.mark.parametrize(
+    "policy", [H2OPlus(10, n_sink=2, n_recent=3), Returning(everywhere(0, 1, 2)), Returning(IndexError("x"))]
+)
+def test_too_few_entries_name_what_protects_the_others(policy: Any) -> None:
+    # 10 used: 2 sinks, 2 pinned (positions 1 to 3, of which 1 is a sink), 3 recent; 3 remain.
+    with pytest.raises(BudgetError, match="only 3 of 10 may: 2 are sinks, 2 pinned, 3 recent") as caught:
+        ask(as_policy(policy), a_view(pins=((1, 4),)), 4)
+    error = caught.value
+    assert (error.n_sink, error.n_pinned, error.n_recent, error.n_protected) == (2, 2, 3, 7)
+    assert "by 1 or more" in str(error)

@@ -1,0 +1,80 @@
+"""Policies by name: ours, spellings, suggestions, and those of other packages."""
+
+from pathlib import Path
+
+import pytest
+
+from h2o_gguf import policies
+from h2o_gguf.errors import OptionError, PolicyError
+
+
+def test_names_start_with_the_default() -> None:
+    assert policies.names()[:5] == ["h2o+", "h2o", "streaming", "random", "none"]
+
+
+@pytest.mark.parametrize("name", ["h2o+", "H2O+", "h2o-plus", "h2o_plus", "h2oplus", " h2o+ "])
+def test_the_default_has_spellings_for_urls_and_shells(name: str) -> None:
+    assert policies.get(name) is policies.H2OPlus
+
+
+def test_unknown_name_suggests_the_closest_and_lists_all() -> None:
+    with pytest.raises(
+        OptionError, match=r"did you mean 'streaming'\? there are h2o\+, h2o, streaming"
+    ) as caught:
+        policies.get("steaming")
+    assert caught.value.options == ("policy",)
+    with pytest.raises(OptionError, match="there are") as caught:
+        policies.get("zzzzzz")
+    assert "did you mean" not in str(caught.value)
+
+
+def test_unknown_knob_is_named_with_the_legal_ones() -> None:
+    with pytest.raises(OptionError, match="has no n_obs: it takes budget, n_sink, n_recent") as caught:
+        policies.make("h2o", budget=64, n_obs=3)
+    assert caught.value.options == ("n_obs",)
+
+
+def test_make_passes_knobs_on() -> None:
+    assert policies.make("random", 64, n_sink=1, n_recent=2, granularity="token", seed=7) == policies.Random(
+        64, 1, 2, "token", 7
+    )
+
+
+@pytest.fixture
+def other_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "acme_eviction.py").write_text(
+        "class Newest:\n"
+        "    def __init__(self, budget, **knobs):\n"
+        "        self.budget, self.knobs = budget, knobs\n"
+        "    def victims(self, view, n):\n"
+        "        return view.pos.argsort(axis=-1)[..., :n]\n"
+    )
+    info = tmp_path / "acme_eviction-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-eviction\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[h2o_gguf.policies]\n"
+        "acme_newest = acme_eviction:Newest\n"
+        "broken = acme_missing:Gone\n"
+        "h2o = acme_missing:Gone\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+@pytest.mark.usefixtures("other_package")
+def test_policies_of_other_packages_are_found_by_name() -> None:
+    assert {"acme-newest", "broken"} <= set(policies.names())
+    policy = policies.make("acme_newest", budget=64, anything=1)
+    assert (policy.name, policy.budget, policy.n_recent) == ("Newest", 64, 0)
+
+
+@pytest.mark.usefixtures("other_package")
+def test_a_broken_package_is_an_error_only_when_asked_for() -> None:
+    with pytest.raises(PolicyError, match=r"cannot import acme_missing:Gone: ModuleNotFoundError"):
+        policies.get("broken")
+
+
+@pytest.mark.usefixtures("other_package")
+def test_other_packages_cannot_take_our_names() -> None:
+    assert policies.get("h2o") is policies.H2O
+    assert policies.names().count("h2o") == 1
