@@ -1,0 +1,172 @@
+"""The options that commands share. llama.cpp's letters, names and environment variables where it has them.
+
+Annotations here are evaluated by typer, so optional ones are written `Optional[...]`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Optional
+
+import typer
+
+__all__ = ["CacheFlags", "ModelFlags", "SamplingFlags"]
+
+CACHE_TYPES = "f32, f16, bf16, q8_0, q5_1, q5_0, q4_1, q4_0, iq4_nl"
+
+
+@dataclass(frozen=True)
+class ModelFlags:
+    """Which model, and how it is loaded."""
+
+    model: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            "--model", "-m", envvar="LLAMA_ARG_MODEL", metavar="FILE", show_default=False,
+            help="GGUF file, or the name of a model in `h2o-gguf models list`. Without it: the default model.",
+        ),
+    ] = None  # fmt: skip
+    ctx_size: Annotated[
+        int,
+        typer.Option(
+            "--ctx-size", "-c", envvar="LLAMA_ARG_CTX_SIZE", metavar="N", min=0,
+            help="Context in tokens before positions are renumbered; 0: what the model was trained for.",
+        ),
+    ] = 0  # fmt: skip
+    batch_size: Annotated[
+        int,
+        typer.Option("--batch-size", "-b", envvar="LLAMA_ARG_BATCH", metavar="N", min=1, help="Tokens per call."),
+    ] = 512
+    ubatch_size: Annotated[
+        int,
+        typer.Option(
+            "--ubatch-size", "-ub", envvar="LLAMA_ARG_UBATCH", metavar="N", min=1,
+            help="Tokens computed at once while reading.",
+        ),
+    ] = 512  # fmt: skip
+    threads: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(
+            "--threads", "-t", envvar="LLAMA_ARG_THREADS", metavar="N", show_default="physical cores",
+            help="Threads to compute with.",
+        ),
+    ] = None  # fmt: skip
+    gpu_layers: Annotated[
+        int,
+        typer.Option(
+            "--gpu-layers", "-ngl", envvar="LLAMA_ARG_N_GPU_LAYERS", metavar="N", min=-1,
+            help="Layers to put on the GPU; -1: all.",
+        ),
+    ] = 0  # fmt: skip
+    flash_attn: Annotated[
+        str,
+        typer.Option(
+            "--flash-attn", "-fa", envvar="LLAMA_ARG_FLASH_ATTN", metavar="on|off|auto", help="Flash attention."
+        ),
+    ] = "auto"
+    verbose: Annotated[
+        bool,
+        typer.Option("--verbose", "-v", help="Show the native log, and tracebacks of errors."),
+    ] = False
+
+
+@dataclass(frozen=True)
+class CacheFlags:
+    """How large the KV cache is, and what leaves it."""
+
+    kv_budget: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(
+            "--kv-budget", "--max-kv-size", envvar="H2O_GGUF_KV_BUDGET", metavar="N", min=1,
+            help="Entries kept per KV head after an eviction.",
+        ),
+    ] = None  # fmt: skip
+    policy: Annotated[
+        str,
+        typer.Option(
+            "--policy", envvar="H2O_GGUF_POLICY", metavar="NAME", help="What to evict: h2o+, h2o, streaming, random, "
+            "or none (evict nothing: a full cache is an error).",
+        ),
+    ] = "h2o+"  # fmt: skip
+    sink: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(
+            "--kv-evict-sink", metavar="N", min=0, show_default="the policy's",
+            help="First tokens that are always kept.",
+        ),
+    ] = None  # fmt: skip
+    window: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(
+            "--kv-evict-window", metavar="N", min=1, show_default="the policy's",
+            help="Newest tokens that are always kept.",
+        ),
+    ] = None  # fmt: skip
+    cache_type_k: Annotated[
+        str,
+        typer.Option(
+            "--cache-type-k", "-ctk", envvar="LLAMA_ARG_CACHE_TYPE_K", metavar="TYPE",
+            help=f"Type of the keys: {CACHE_TYPES}.",
+        ),
+    ] = "f16"  # fmt: skip
+    cache_type_v: Annotated[
+        str,
+        typer.Option(
+            "--cache-type-v", "-ctv", envvar="LLAMA_ARG_CACHE_TYPE_V", metavar="TYPE", help="Type of the values."
+        ),
+    ] = "f16"
+
+
+@dataclass(frozen=True)
+class SamplingFlags:
+    """How the next token is chosen."""
+
+    seed: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(
+            "--seed", "-s", envvar="LLAMA_ARG_SEED", metavar="N", show_default="random",
+            help="Seed of the random numbers.",
+        ),
+    ] = None  # fmt: skip
+    temp: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option(
+            "--temp", "--temperature", envvar="LLAMA_ARG_TEMPERATURE", metavar="X", min=0.0,
+            help="Temperature; 0 always takes the likeliest token.",
+        ),
+    ] = None  # fmt: skip
+    top_k: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(
+            "--top-k", envvar="LLAMA_ARG_TOP_K", metavar="N", min=0,
+            help="Only the N likeliest tokens; 0: all.",
+        ),
+    ] = None  # fmt: skip
+    top_p: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option(
+            "--top-p", envvar="LLAMA_ARG_TOP_P", metavar="X", min=0.0, max=1.0,
+            help="Only the likeliest tokens that sum to X.",
+        ),
+    ] = None  # fmt: skip
+    min_p: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option(
+            "--min-p", envvar="LLAMA_ARG_MIN_P", metavar="X", min=0.0, max=1.0,
+            help="Only tokens at least X times as likely as the likeliest.",
+        ),
+    ] = None  # fmt: skip
+    repeat_penalty: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option(
+            "--repeat-penalty", envvar="LLAMA_ARG_REPEAT_PENALTY", metavar="X", min=0.01,
+            help="Makes repetition of the last 64 tokens less likely; 1: off.",
+        ),
+    ] = None  # fmt: skip
+    predict: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(
+            "--predict", "-n", envvar="LLAMA_ARG_N_PREDICT", metavar="N", min=-1,
+            help="Most tokens to write; -1: until the model ends.",
+        ),
+    ] = None  # fmt: skip

@@ -1,0 +1,69 @@
+"""Writing one reply: sampled tokens become text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from h2o_gguf.cancel import CancelToken
+from h2o_gguf.stops import StopScanner
+from h2o_gguf.text import Utf8Stream
+
+__all__ = ["FinishReason", "Reply", "write_reply"]
+
+FinishReason = Literal["stop", "length", "cancelled"]
+
+
+@dataclass
+class Reply:
+    """What the model has written so far.
+
+    text : without stop string and control tokens.  tokens : all but the one that ended the reply.
+    finish_reason : "stop" the model ended it; "length" a limit was reached; "cancelled" it was cut off.
+    is_whole : the tokens say the text and nothing else.
+    """
+
+    text: str = ""
+    tokens: list[int] = field(default_factory=list)
+    finish_reason: FinishReason = "cancelled"
+    is_whole: bool = True
+
+
+def write_reply(
+    engine: Any,
+    sampler: Any,
+    reply: Reply,
+    *,
+    max_tokens: int | None = None,
+    stops: Sequence[str] = (),
+    cancel: CancelToken | None = None,
+) -> Iterator[str]:
+    """Yield the pieces of the model's answer to what `engine` has read, and keep them in `reply`.
+
+    Ends at a token that ends text or turn, at a stop string, after max_tokens, or when cancelled.
+    """
+    vocab = engine.context.vocab
+    characters, scanner = Utf8Stream(), StopScanner(stops)
+    with closing(engine.generate(sampler, max_tokens=max_tokens, cancel=cancel)) as tokens:
+        for token in tokens:
+            if vocab.is_end(token):
+                reply.finish_reason = "stop"
+                break
+            reply.tokens.append(token)
+            text = scanner.push(characters.push(vocab.piece(token)))
+            if scanner.stopped:
+                reply.finish_reason, reply.is_whole = "stop", False
+            if text:
+                reply.text += text
+                yield text
+            if scanner.stopped:
+                return
+        else:
+            reply.finish_reason = "cancelled" if engine.cancelled else "length"
+    rest = scanner.finish()
+    reply.is_whole = not characters.held
+    if rest:
+        reply.text += rest
+        yield rest
