@@ -1,0 +1,356 @@
+"""KVCache: the eviction side of one llama_context, as numpy arrays and plain calls."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from h2o_gguf.bindings import library
+from h2o_gguf.bindings.library import ffi
+from h2o_gguf.bindings.status import check
+from h2o_gguf.errors import ClosedError, H2OError, OptionError, PolicyError
+
+__all__ = ["ATTENTIONS", "CacheInfo", "KVCache", "NativeView", "check_context"]
+
+ATTENTIONS = ("auto", "fused", "composed", "reference", "stock")  # values of h2og_attention, in order
+
+POLICY_RAISED = 1
+
+
+@dataclass(frozen=True)
+class NativeView:
+    """One sequence's cache as the native part hands it to a callback.
+
+    scores : float32[n_layer, n_head_kv, n_cells]. pos, rope_pos : int32 of the same shape, -1 empty.
+    n_used : entries per KV head. n_past : next position. decay : per token. layer_ids : model layers.
+    The arrays are read-only views of native memory: valid until the next call on the cache, so copy what must last.
+    """
+
+    scores: NDArray[np.float32]
+    pos: NDArray[np.int32]
+    rope_pos: NDArray[np.int32]
+    n_used: int
+    n_past: int
+    decay: float
+    layer_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class CacheInfo:
+    """Fixed facts of a cache.  kv_bytes : K and V as allocated, sliding-window layers included."""
+
+    n_layer: int
+    n_head_kv: int
+    n_cells: int
+    n_stream: int
+    head_dim_k: int
+    head_dim_v: int
+    type_k: int
+    type_v: int
+    n_pos_max: int
+    can_renumber: bool
+    kv_bytes: int
+
+
+def check_context(ctx_address: int) -> None:
+    """Raise UnsupportedModelError if the cache of this llama_context cannot be evicted from.
+
+    ctx_address : address of a live llama_context.
+    """
+    check(library.lib().h2og_check(ffi.cast("struct llama_context *", ctx_address)))
+
+
+class KVCache:
+    """Attached to the KV cache of a llama_context until close(), or until the context is freed.
+
+    ctx_address : address of a live llama_context.
+    budget : entries per KV head after an eviction, 1 .. n_cells; 0: never evict.
+    block : entries evicted at once while decoding, >= 1.
+    decay : per token decay of the scores, (0, 1].
+    attention : "auto", "fused", "composed", "reference", or "stock" (llama.cpp's own, without scores).
+    n_pos_max : rotary positions stay below this; 0: the trained context.
+    seq : the sequence that the methods without an argument of their own speak of.
+
+    Raises: BudgetError, OptionError for illegal values; UnsupportedModelError; LibraryError.
+    """
+
+    def __init__(
+        self,
+        ctx_address: int,
+        *,
+        budget: int,
+        block: int = 64,
+        decay: float = 1.0,
+        attention: str = "auto",
+        n_pos_max: int = 0,
+        seq: int = 0,
+    ) -> None:
+        self._handle: Any = None
+        self._lib = library.lib()
+        self._seq = seq
+        self._params = self._make_params(budget, block, decay, attention, n_pos_max)
+        out = ffi.new("h2og_cache **")
+        check(self._lib.h2og_attach(ffi.cast("struct llama_context *", ctx_address), self._params, out))
+        self._handle = out[0]
+        self._callbacks: dict[str, Any] = {}  # cffi callbacks live as long as they are reachable
+        self._raised: BaseException | None = None
+        info = ffi.new("h2og_info *")
+        check(self._lib.h2og_get_info(self._handle, info))
+        self.info = CacheInfo(
+            n_layer=info.n_layer,
+            n_head_kv=info.n_head_kv,
+            n_cells=info.n_cells,
+            n_stream=info.n_stream,
+            head_dim_k=info.head_dim_k,
+            head_dim_v=info.head_dim_v,
+            type_k=info.type_k,
+            type_v=info.type_v,
+            n_pos_max=info.n_pos_max,
+            can_renumber=bool(info.can_renumber),
+            kv_bytes=info.kv_bytes,
+        )
+        self.layer_ids = self.view().layer_ids
+
+    @staticmethod
+    def _make_params(budget: int, block: int, decay: float, attention: str, n_pos_max: int) -> Any:
+        if attention not in ATTENTIONS:
+            raise OptionError(f"attention is {attention!r}: it must be one of {', '.join(ATTENTIONS)}", "attention")
+        params = ffi.new("h2og_params *")
+        params.budget, params.block, params.decay = budget, block, decay
+        params.attention, params.n_pos_max = ATTENTIONS.index(attention), n_pos_max
+        return params
+
+    # Lifetime
+
+    def close(self) -> None:
+        """Detach.  The context goes on without eviction; calling twice is fine."""
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            self._lib.h2og_detach(handle)
+            self._callbacks.clear()
+
+    def __enter__(self) -> KVCache:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):  # at interpreter exit the library may be gone
+            self.close()
+
+    @property
+    def handle(self) -> Any:
+        """The native handle.  Raises: ClosedError."""
+        if self._handle is None:
+            raise ClosedError("this KV cache")
+        return self._handle
+
+    # Facts
+
+    @property
+    def n_layer(self) -> int:
+        """Layers that entries are evicted from."""
+        return self.info.n_layer
+
+    @property
+    def n_head_kv(self) -> int:
+        """KV heads of each layer."""
+        return self.info.n_head_kv
+
+    @property
+    def n_cells(self) -> int:
+        """Cells of the cache: all the KV memory there ever is."""
+        return self.info.n_cells
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of K and V as allocated."""
+        return self.info.kv_bytes
+
+    def view(self) -> NativeView:
+        """Return the present picture, after waiting for the backends.  Valid until the next call, at most until close()."""
+        out = ffi.new("h2og_view *")
+        check(self._lib.h2og_get_view(self.handle, self._seq, out))
+        return _view(out)
+
+    @property
+    def scores(self) -> NDArray[np.float32]:
+        """float32[n_layer, n_head_kv, n_cells], read-only: the decayed sum of attention mass of each entry."""
+        return self.view().scores
+
+    @property
+    def pos(self) -> NDArray[np.int32]:
+        """int32[n_layer, n_head_kv, n_cells], read-only: position of each entry, -1 empty."""
+        return self.view().pos
+
+    @property
+    def rope_pos(self) -> NDArray[np.int32]:
+        """int32[n_layer, n_head_kv, n_cells], read-only: position each key is rotated to, -1 empty."""
+        return self.view().rope_pos
+
+    def used(self) -> int:
+        """Entries per KV head."""
+        return self.view().n_used
+
+    def n_past(self) -> int:
+        """Next position of the sequence."""
+        return self.view().n_past
+
+    def rollback_min(self) -> int:
+        """The smallest p for which removing every position >= p is exact."""
+        return check(self._lib.h2og_rollback_min(self.handle, self._seq))
+
+    def _counters(self) -> Any:
+        out = ffi.new("h2og_counters *")
+        check(self._lib.h2og_get_counters(self.handle, self._seq, out))
+        return out
+
+    @property
+    def n_evicted(self) -> int:
+        """Entries evicted per KV head since the sequence was cleared."""
+        return int(self._counters().n_evicted)
+
+    @property
+    def n_evictions(self) -> int:
+        """How often victims were named since the sequence was cleared."""
+        return int(self._counters().n_evictions)
+
+    @property
+    def n_rebases(self) -> int:
+        """How often the keys were re-rotated since the sequence was cleared."""
+        return int(self._counters().n_rebases)
+
+    # Eviction
+
+    def set_params(self, *, budget: int, block: int, decay: float, attention: str = "auto", n_pos_max: int = 0) -> None:
+        """Change what was given to the constructor.  Raises as it does."""
+        self._params = self._make_params(budget, block, decay, attention, n_pos_max)
+        check(self._lib.h2og_set_params(self.handle, self._params))
+
+    def set_query_weights(self, weights: NDArray[np.float32] | None) -> None:
+        """Set the weights of the next batch's queries in the scores, float32[n], in batch order; None: all 1."""
+        w = np.ascontiguousarray([] if weights is None else weights, dtype=np.float32)
+        check(self._lib.h2og_set_query_weights(self.handle, ffi.from_buffer("float[]", w), len(w)))
+
+    def set_policy(self, fn: Callable[[NativeView, int], NDArray[np.int32]] | None) -> None:
+        """Set who names victims: fn(view, n) -> int32[n_layer, n_head_kv, n], called from inside llama_decode.
+
+        What fn raises makes that llama_decode fail with DECODE_FAILED, and `raised()` returns it.
+        """
+        shape = (self.n_layer, self.n_head_kv)
+
+        def call(_user: Any, native: Any, n: int, out: Any) -> int:
+            if fn is None:
+                return POLICY_RAISED
+            victims = np.ascontiguousarray(fn(_view(native), n))
+            if victims.shape != (*shape, n) or not np.issubdtype(victims.dtype, np.integer):
+                raise PolicyError(f"it returned {victims.dtype}{list(victims.shape)} instead of int32{[*shape, n]}")
+            target = np.frombuffer(ffi.buffer(out, victims.size * 4), dtype=np.int32)
+            target[:] = victims.astype(np.int32, copy=False).ravel()
+            return 0
+
+        self._install("policy", "h2og_policy_fn", call if fn is not None else None, POLICY_RAISED)
+
+    def set_observer(self, fn: Callable[[NativeView, int], None] | None) -> None:
+        """Set who watches: fn(view, n_tokens), called after each computed ubatch.  What it raises, `raised()` returns."""
+
+        def call(_user: Any, native: Any, n_tokens: int) -> None:
+            if fn is not None:
+                fn(_view(native), n_tokens)
+
+        self._install("observer", "h2og_observer_fn", call if fn is not None else None, None)
+
+    def _install(self, name: str, c_type: str, call: Callable[..., Any] | None, on_error: int | None) -> None:
+        def remember(_type: object, value: BaseException, _traceback: object) -> int | None:
+            self._raised = value
+            return on_error
+
+        callback = ffi.NULL if call is None else ffi.callback(c_type, call, onerror=remember)
+        check(getattr(self._lib, f"h2og_set_{name}")(self.handle, callback, ffi.NULL))
+        self._callbacks[name] = callback
+
+    def raised(self) -> BaseException | None:
+        """Return what a callback raised since the last call of this method, if anything."""
+        raised, self._raised = self._raised, None
+        return raised
+
+    @contextlib.contextmanager
+    def _reraising(self) -> Iterator[None]:
+        self._raised = None
+        try:
+            yield
+        except H2OError as error:
+            raised = self.raised()
+            if raised is not None:
+                raise raised from error
+            raise
+
+    def evict(self, victims: NDArray[np.int32]) -> None:
+        """Evict victims, int32[n_layer, n_head_kv, n] cells, now.  Raises: PolicyError, a cell cannot be evicted."""
+        v = np.ascontiguousarray(victims, dtype=np.int32)
+        if v.ndim != 3 or v.shape[:2] != (self.n_layer, self.n_head_kv):
+            raise PolicyError(f"victims have shape {list(v.shape)} instead of {[self.n_layer, self.n_head_kv, 'n']}")
+        check(self._lib.h2og_evict(self.handle, self._seq, ffi.from_buffer("int32_t[]", v), v.shape[2]))
+
+    def make_room(self, n_keep: int) -> int:
+        """Ask the policy until at most n_keep entries per KV head are left; return how many were evicted.
+
+        Raises: what the policy raised; PolicyError; CacheFullError, there is no policy.
+        """
+        with self._reraising():
+            return check(self._lib.h2og_make_room(self.handle, self._seq, n_keep))
+
+    def rebase(self) -> None:
+        """Re-rotate every key to consecutive positions.  Raises: CacheFullError, positions are learned."""
+        check(self._lib.h2og_rebase(self.handle, self._seq))
+
+    # Contents
+
+    def keys(self, layer: int) -> NDArray[np.float32]:
+        """Return the keys of a layer (0 .. n_layer - 1) as attention sees them: float32[n_head_kv, n_cells, head_dim_k]."""
+        out = np.empty((self.n_head_kv, self.n_cells, self.info.head_dim_k), dtype=np.float32)
+        check(self._lib.h2og_read_keys(self.handle, self._seq, layer, ffi.from_buffer("float[]", out)))
+        return out
+
+    def values(self, layer: int) -> NDArray[np.float32]:
+        """Return the values of a layer: float32[n_head_kv, n_cells, head_dim_v].  Raises: UnsupportedModelError, MLA."""
+        out = np.empty((self.n_head_kv, self.n_cells, self.info.head_dim_v), dtype=np.float32)
+        check(self._lib.h2og_read_values(self.handle, self._seq, layer, ffi.from_buffer("float[]", out)))
+        return out
+
+    def save(self) -> bytes:
+        """Return positions, scores and counters: what llama.cpp's own saved state lacks."""
+        size = check(self._lib.h2og_state_size(self.handle, self._seq))
+        out = ffi.new("uint8_t[]", size)
+        check(self._lib.h2og_state_save(self.handle, self._seq, out, size))
+        return bytes(ffi.buffer(out, size))
+
+    def load(self, data: bytes) -> None:
+        """Restore what save() returned, after llama.cpp restored its own state.  Raises: StateFileError, it does not fit."""
+        check(self._lib.h2og_state_load(self.handle, self._seq, ffi.from_buffer("uint8_t[]", data), len(data)))
+
+
+def _view(native: Any) -> NativeView:
+    shape = (native.n_layer, native.n_head_kv, native.n_cells)
+    count = native.n_layer * native.n_head_kv * native.n_cells
+
+    def array(pointer: Any, dtype: Any) -> NDArray[Any]:
+        flat = np.frombuffer(ffi.buffer(pointer, count * 4), dtype=dtype)
+        flat.setflags(write=False)
+        return flat.reshape(shape)
+
+    return NativeView(
+        scores=array(native.scores, np.float32),
+        pos=array(native.pos, np.int32),
+        rope_pos=array(native.rope_pos, np.int32),
+        n_used=native.n_used,
+        n_past=native.n_past,
+        decay=native.decay,
+        layer_ids=tuple(native.layer_ids[i] for i in range(native.n_layer)),
+    )

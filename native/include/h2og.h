@@ -1,0 +1,160 @@
+// h2og: eviction of single KV cache entries, per layer and per KV head, for llama.cpp.
+//
+// Words.  A cell is one row index of the cache, shared by all layers and heads.  An entry is one K and V pair at
+// (layer, KV head, cell).  Layer indices count the layers of the evicted cache, 0 .. n_layer - 1; layer_ids tells the
+// model layer of each.  Positions are those of the sequence; they grow for ever, whatever is evicted or re-rotated.
+//
+// Errors.  Every function that can fail returns H2OG_OK or a negative h2og_status and leaves a text in
+// h2og_last_error() of the calling thread.  No exception and no abort crosses this edge.
+//
+// Threads.  A cache belongs to its llama_context: calls on both from several threads at once are the caller's to prevent.
+#ifndef H2OG_H
+#define H2OG_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(_WIN32) && defined(LLAMA_BUILD)
+#  define H2OG_API __declspec(dllexport)
+#elif defined(__GNUC__)
+#  define H2OG_API __attribute__((visibility("default")))
+#else
+#  define H2OG_API
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct llama_context;
+
+// cffi: begin
+typedef struct h2og_cache h2og_cache;
+
+enum h2og_status {
+    H2OG_OK            =  0,
+    H2OG_INVALID       = -1,  // an argument is out of range
+    H2OG_UNSUPPORTED   = -2,  // this model or this context cannot be evicted from
+    H2OG_FULL          = -3,  // no room, and nobody to name victims
+    H2OG_POLICY        = -4,  // the policy failed, or named cells that cannot be evicted
+    H2OG_POSITION      = -5,  // the trained context is reached and positions cannot be renumbered
+    H2OG_NATIVE        = -6,  // llama.cpp or the backend failed
+    H2OG_DETACHED      = -7,  // the llama_context is gone
+    H2OG_STATE         = -8,  // a saved state does not fit this cache
+};
+
+// What llama_decode returns when room could not be made; the reason is h2og_last_error().
+enum { H2OG_DECODE_FAILED = -100 };
+
+enum h2og_attention {
+    H2OG_ATTENTION_AUTO      = 0,  // fused where the layer is in host memory, composed elsewhere
+    H2OG_ATTENTION_FUSED     = 1,  // our CPU kernel
+    H2OG_ATTENTION_COMPOSED  = 2,  // llama.cpp's attention; scores from stock graph nodes, on any backend
+    H2OG_ATTENTION_REFERENCE = 3,  // plain scalar loops in double precision: slow, for tests
+    H2OG_ATTENTION_STOCK     = 4,  // llama.cpp's attention and no scores
+};
+
+// Read-only picture of one sequence's cache, valid during the callback or until the next call on the cache.
+typedef struct h2og_view {
+    int32_t         seq;
+    int32_t         n_layer, n_head_kv, n_cells;
+    int32_t         n_used;     // entries per KV head
+    int32_t         n_past;     // next position
+    float           decay;      // per token decay of the scores
+    const int32_t * layer_ids;  // [n_layer] model layer
+    const float   * scores;     // [n_layer, n_head_kv, n_cells] decayed sum of attention mass
+    const int32_t * pos;        // [n_layer, n_head_kv, n_cells] position of the entry, -1 empty
+    const int32_t * rope_pos;   // [n_layer, n_head_kv, n_cells] position its key is rotated to, -1 empty
+} h2og_view;
+
+// Names n victims per KV head: victims[n_layer][n_head_kv][n], cells.  Returns 0, or anything else to fail the decode.
+// Called from inside llama_decode, on its thread, before the batch is placed; it must not call llama.cpp's decode.
+typedef int32_t (*h2og_policy_fn)(void * user, const h2og_view * view, int32_t n, int32_t * victims);
+
+// Called after each computed ubatch of n_tokens tokens.
+typedef void (*h2og_observer_fn)(void * user, const h2og_view * view, int32_t n_tokens);
+
+typedef struct h2og_params {
+    int32_t budget;      // entries per KV head after an eviction, 1 .. n_cells; 0: never evict
+    int32_t block;       // entries evicted at once while decoding, >= 1; 1 is the paper's one-token eviction
+    int32_t attention;   // h2og_attention
+    int32_t n_pos_max;   // rotary positions stay below this; 0: the trained context
+    float   decay;       // per token decay of the scores, (0, 1]; 1: plain sum
+} h2og_params;
+
+typedef struct h2og_info {
+    int32_t n_layer, n_head_kv, n_cells, n_stream;
+    int32_t head_dim_k, head_dim_v;
+    int32_t type_k, type_v;   // ggml_type
+    int32_t n_pos_max;
+    int32_t can_renumber;     // keys can be re-rotated to new positions
+    int64_t kv_bytes;         // K and V as allocated: evicted cache and sliding-window cache
+} h2og_info;
+
+typedef struct h2og_counters {
+    int64_t n_evicted;        // entries evicted per KV head since the sequence was cleared
+    int64_t n_evictions;      // calls of the policy
+    int64_t n_rebases;        // times the keys were re-rotated
+} h2og_counters;
+
+// Version of this library and of the llama.cpp it is built from, for example "0.1.0 (llama-cpp-python 0.3.36)".  Static.
+H2OG_API const char * h2og_version(void);
+
+// Text of the last error on this thread, "" if none.  Valid until the next call on this thread.
+H2OG_API const char * h2og_last_error(void);
+
+// H2OG_OK if caches of this context can be evicted from, else H2OG_UNSUPPORTED with the reason in h2og_last_error().
+H2OG_API int32_t h2og_check(struct llama_context * ctx);
+
+H2OG_API h2og_params h2og_default_params(void);
+
+// Attaches to the KV cache of ctx, empty or not.  On success *out is owned by the caller: free it with h2og_detach(),
+// before or after llama_free(ctx).
+H2OG_API int32_t h2og_attach(struct llama_context * ctx, const h2og_params * params, h2og_cache ** out);
+H2OG_API void    h2og_detach(h2og_cache * cache);
+
+H2OG_API int32_t h2og_get_info(h2og_cache * cache, h2og_info * out);
+H2OG_API int32_t h2og_get_counters(h2og_cache * cache, int32_t seq, h2og_counters * out);
+
+// Refreshes the picture of a sequence: waits for the backends, follows llama.cpp's books, copies scores from devices.
+// The memory behind it lives until h2og_detach().
+H2OG_API int32_t h2og_get_view(h2og_cache * cache, int32_t seq, h2og_view * out);
+
+// Changes block, attention, n_pos_max, decay and budget (checked as in h2og_attach).
+H2OG_API int32_t h2og_set_params(h2og_cache * cache, const h2og_params * params);
+
+// Weights of the next batch's queries in the scores, in batch order; n = 0: all 1.  Copied; used for one llama_decode.
+H2OG_API int32_t h2og_set_query_weights(h2og_cache * cache, const float * weights, int32_t n);
+
+// user is handed to fn; fn = NULL takes the callback away.
+H2OG_API int32_t h2og_set_policy  (h2og_cache * cache, h2og_policy_fn   fn, void * user);
+H2OG_API int32_t h2og_set_observer(h2og_cache * cache, h2og_observer_fn fn, void * user);
+
+// Evicts victims[n_layer][n_head_kv][n] now.
+H2OG_API int32_t h2og_evict(h2og_cache * cache, int32_t seq, const int32_t * victims, int32_t n);
+
+// Asks the policy until no more than n_keep entries per KV head are left.  Returns how many were evicted, or a status.
+H2OG_API int32_t h2og_make_room(h2og_cache * cache, int32_t seq, int32_t n_keep);
+
+// Re-rotates every key to consecutive positions per layer and head.
+H2OG_API int32_t h2og_rebase(h2og_cache * cache, int32_t seq);
+
+// The smallest p for which llama_memory_seq_rm(mem, seq, p, -1) is exact; below it, llama_memory_seq_rm returns false.
+H2OG_API int32_t h2og_rollback_min(h2og_cache * cache, int32_t seq);
+
+// Keys or values of a layer as the attention sees them: float32 out[n_head_kv][n_cells][head_dim].
+H2OG_API int32_t h2og_read_keys  (h2og_cache * cache, int32_t seq, int32_t layer, float * out);
+H2OG_API int32_t h2og_read_values(h2og_cache * cache, int32_t seq, int32_t layer, float * out);
+
+// What llama.cpp's own saved state lacks: positions, scores, counters.  Save after llama_state_get_data and load after
+// llama_state_set_data of the same state.  h2og_state_size returns bytes (or a status); save writes exactly those.
+H2OG_API int64_t h2og_state_size(h2og_cache * cache, int32_t seq);
+H2OG_API int32_t h2og_state_save(h2og_cache * cache, int32_t seq, uint8_t * out, int64_t size);
+H2OG_API int32_t h2og_state_load(h2og_cache * cache, int32_t seq, const uint8_t * data, int64_t size);
+// cffi: end
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

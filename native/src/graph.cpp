@@ -1,0 +1,274 @@
+// The attention node of a layer inside llama.cpp's graph: ours (fused or reference), or llama.cpp's own watched for scores.
+#include "attention.h"
+#include "h2og-hooks.h"
+#include "state.h"
+
+#include "llama-batch.h"
+#include "llama-graph.h"
+#include "llama-impl.h"
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+
+using namespace h2og;
+
+namespace {
+
+// What a custom node needs besides its source tensors.  Owned by the graph's input object.
+struct Node {
+    Attention shape;                        // sizes, types and scales; pointers are filled in when it is computed
+    std::unique_ptr<FusedAttention> fused;  // nullptr: reference
+    bool  wants_scores;
+    float * scores;                         // of the first stream of the graph
+};
+
+// The input of every graph built while attached: query weights, fading, and the renumbered positions.
+class Input : public llm_graph_input_i {
+public:
+    Input(h2og_state & state, llm_graph_result & res, const llama_ubatch & ubatch) :
+        state(state), res(res), version(state.version), n_tokens(ubatch.n_tokens) {}
+
+    void set_input(const llama_ubatch * ubatch) override;
+
+    bool can_reuse(const llm_graph_params & params) override {
+        return version == state.version && n_tokens == params.ubatch.n_tokens;
+    }
+
+    h2og_state & state;
+    llm_graph_result & res;
+    const int32_t  version;
+    const uint32_t n_tokens;
+
+    ggml_tensor * weights = nullptr;  // float32 [n_query, n_stream]
+    ggml_tensor * fade    = nullptr;  // float32 [n_stream]
+    std::vector<std::unique_ptr<Node>> nodes;
+};
+
+void Input::set_input(const llama_ubatch * ubatch) {
+    if (weights != nullptr && weights->buffer != nullptr) {
+        // Within a ubatch the newer queries have faded less: weight w of query t counts w*decay^(n - 1 - t).
+        const float decay = state.params.decay;
+        const int64_t n = weights->ne[0], n_stream = weights->ne[1];
+        std::vector<float> w(n*n_stream), f(n_stream, powf(decay, float(n)));
+        for (int64_t s = 0; s < n_stream; ++s) {
+            for (int64_t t = 0; t < n; ++t) {
+                const int64_t i = s*n + t;
+                const size_t in_batch = ubatch->data ? size_t(ubatch->data->batch_idxs[i]) : size_t(i);
+                const float q = in_batch < state.query_weights.size() ? state.query_weights[in_batch] : 1.0f;
+                w[i] = q*powf(decay, float(n - 1 - t));
+            }
+        }
+        ggml_backend_tensor_set(weights, w.data(), 0, w.size()*sizeof(float));
+        ggml_backend_tensor_set(fade,    f.data(), 0, f.size()*sizeof(float));
+    }
+
+    // llama.cpp has just written the sequence's positions; RoPE gets the renumbered ones.
+    const bool is_shifted = std::any_of(state.streams.begin(), state.streams.end(),
+                                        [](const Stream & s) { return s.rope_shift != 0; });
+    if (!is_shifted || ubatch->pos == nullptr || !state.can_renumber) {
+        return;
+    }
+    for (auto & input : res.inputs) {
+        const auto * in = dynamic_cast<const llm_graph_input_pos *>(input.get());
+        if (in == nullptr || in->pos == nullptr || in->pos->buffer == nullptr) {
+            continue;
+        }
+        std::vector<int32_t> p(in->pos->ne[0]);
+        ggml_backend_tensor_get(in->pos, p.data(), 0, p.size()*sizeof(int32_t));
+        // M-RoPE has several sections of n_tokens each; the last of four is unused on text.
+        const size_t n_section = p.size()/n_tokens;
+        for (size_t k = 0; k < n_section; ++k) {
+            for (uint32_t t = 0; t < n_tokens; ++t) {
+                if (k < 3) {
+                    p[k*n_tokens + t] -= state.streams[ubatch->seq_id[t][0]].rope_shift;
+                }
+            }
+        }
+        ggml_backend_tensor_set(in->pos, p.data(), 0, p.size()*sizeof(int32_t));
+    }
+}
+
+Input & input_of(const llm_graph_context & graph, h2og_state & state) {
+    for (auto & input : graph.res->inputs) {
+        if (auto * in = dynamic_cast<Input *>(input.get())) {
+            return *in;
+        }
+    }
+    return *static_cast<Input *>(graph.res->add_input(std::make_unique<Input>(state, *graph.res, graph.ubatch)));
+}
+
+void want_weights(Input & in, const llm_graph_context & graph, int64_t n_query, int64_t n_stream) {
+    if (in.weights == nullptr) {
+        in.weights = ggml_new_tensor_2d(graph.ctx0, GGML_TYPE_F32, n_query, n_stream);
+        in.fade    = ggml_new_tensor_1d(graph.ctx0, GGML_TYPE_F32, n_stream);
+        ggml_set_input(in.weights);
+        ggml_set_input(in.fade);
+    }
+}
+
+// The layer whose cache k is a view of, or nullptr: a window layer, or attention without a cache.
+Layer * layer_of(h2og_state & state, const ggml_tensor * k) {
+    const ggml_tensor * storage = k->view_src != nullptr ? k->view_src : k;
+    for (Layer & layer : state.layers) {
+        if (layer.k == storage) {
+            return &layer;
+        }
+    }
+    return nullptr;
+}
+
+// Sources of the custom nodes, in this order; those that are absent are left out.
+enum { SRC_Q, SRC_K, SRC_V, SRC_WEIGHTS, SRC_FADE, SRC_MASK, SRC_SINKS };
+
+// The sources of a node lie behind a workspace in the second of the two fused nodes.
+Attention bind(const Node & node, ggml_tensor * const * src) {
+    Attention a = node.shape;
+    const auto bytes = [](const ggml_tensor * t) { return static_cast<const char *>(t->data); };
+    a.q = bytes(src[SRC_Q]);
+    a.k = bytes(src[SRC_K]);
+    a.v = bytes(src[SRC_V]);
+    a.weights = static_cast<const float *>(src[SRC_WEIGHTS]->data);
+    a.fade    = static_cast<const float *>(src[SRC_FADE]->data);
+    a.mask  = a.mask_query != 0 ? bytes(src[SRC_MASK]) : nullptr;
+    a.sinks = src[SRC_SINKS] != src[SRC_FADE] ? static_cast<const float *>(src[SRC_SINKS]->data) : nullptr;
+    a.scores = node.scores;
+    return a;
+}
+
+void compute_attend(ggml_tensor * dst, int ith, int nth, void * userdata) {
+    const Node & node = *static_cast<const Node *>(userdata);
+    node.fused->attend(bind(node, dst->src), static_cast<float *>(dst->data), ith, nth);
+}
+
+void compute_combine(ggml_tensor * dst, int ith, int nth, void * userdata) {
+    const Node & node = *static_cast<const Node *>(userdata);
+    Attention a = bind(node, dst->src + 1);
+    a.out = static_cast<float *>(dst->data);
+    node.fused->combine(a, static_cast<const float *>(dst->src[0]->data), ith, nth);
+}
+
+void compute_reference(ggml_tensor * dst, int ith, int, void * userdata) {
+    if (ith == 0) {
+        Attention a = bind(*static_cast<const Node *>(userdata), dst->src);
+        a.out = static_cast<float *>(dst->data);
+        attention_reference(a);
+    }
+}
+
+// Adds nodes that compute the scores from llama.cpp's operators.  q and k are permuted to [head_dim, n, n_head, n_stream].
+void watch(const llm_graph_context & g, Input & in, const Layer & layer, int32_t stream, ggml_tensor * q, ggml_tensor * k,
+           ggml_tensor * mask, ggml_tensor * sinks, float scale, float softcap) {
+    ggml_context * ctx = g.ctx0;
+    const int64_t n_kv = k->ne[1], n_query = q->ne[1], n_head = q->ne[2], n_head_kv = k->ne[2], n_stream = k->ne[3];
+
+    ggml_tensor * p = ggml_mul_mat(ctx, k, q);
+    ggml_prec_set_acc(p, GGML_PREC_F32);
+    if (softcap != 0.0f) {
+        p = ggml_scale(ctx, ggml_tanh(ctx, ggml_scale(ctx, p, scale/softcap)), softcap);
+        scale = 1.0f;
+    }
+    p = ggml_soft_max_ext(ctx, p, mask, scale, 0.0f);
+    ggml_soft_max_add_sinks(p, sinks);
+    p = ggml_mul(ctx, p, ggml_reshape_4d(ctx, in.weights, 1, n_query, 1, n_stream));
+    // Sum over queries, then over the query heads of a KV head.
+    p = ggml_sum_rows(ctx, ggml_cont(ctx, ggml_permute(ctx, p, 1, 0, 2, 3)));                     // [1, n_kv, n_head, n_stream]
+    p = ggml_reshape_4d(ctx, p, n_kv, n_head/n_head_kv, n_head_kv, n_stream);
+    p = ggml_sum_rows(ctx, ggml_cont(ctx, ggml_permute(ctx, p, 1, 0, 2, 3)));                     // [1, n_kv, n_head_kv, n_stream]
+    p = ggml_reshape_3d(ctx, p, n_kv, n_head_kv, n_stream);
+
+    ggml_tensor * t = layer.scores;
+    ggml_tensor * old = ggml_view_3d(ctx, t, n_kv, n_head_kv, n_stream, t->nb[1], t->nb[2], stream*t->nb[2]);
+    ggml_tensor * sum = ggml_add(ctx, ggml_mul(ctx, old, ggml_reshape_3d(ctx, in.fade, 1, 1, n_stream)), p);
+    ggml_build_forward_expand(g.gf, ggml_cpy(ctx, sum, old));
+}
+
+} // namespace
+
+ggml_tensor * h2og_build_attention(
+        const llm_graph_context & g,
+        ggml_tensor * q, ggml_tensor * k, ggml_tensor * v,
+        ggml_tensor * kq_b, ggml_tensor * kq_mask, ggml_tensor * sinks, ggml_tensor * v_mla,
+        float kq_scale, int) {
+    h2og_state & state = *g.cparams.h2og;
+    Input & in = input_of(g, state);
+    Layer * layer = layer_of(state, k);
+    if (layer == nullptr || kq_b != nullptr || state.params.attention == H2OG_ATTENTION_STOCK) {
+        return nullptr;
+    }
+    ggml_context * ctx = g.ctx0;
+    const bool v_trans = v->nb[1] > v->nb[2];
+    const int64_t n_stream = k->ne[3];
+    const int64_t n_query  = q->ne[2]/n_stream;
+    const int32_t stream   = int32_t(k->view_offs/k->nb[3]);
+    want_weights(in, g, n_query, n_stream);
+
+    q = ggml_view_4d(ctx, q, q->ne[0], q->ne[1], n_query, n_stream, q->nb[1], q->nb[2], q->nb[2]*n_query, 0);
+    q = ggml_permute(ctx, q, 0, 2, 1, 3);  // [head_dim_k, n_query, n_head, n_stream]
+    k = ggml_permute(ctx, k, 0, 2, 1, 3);  // [head_dim_k, n_cells, n_head_kv, n_stream]
+    v = ggml_permute(ctx, v, 0, 2, 1, 3);  // [head_dim_v, n_cells, n_head_kv, n_stream], or [n_cells, head_dim_v, ...]
+    const float softcap = g.hparams.attn_soft_cap ? g.hparams.f_attn_logit_softcapping : 0.0f;
+
+    const bool is_fused = state.params.attention == H2OG_ATTENTION_FUSED ||
+        (state.params.attention == H2OG_ATTENTION_AUTO && layer->is_host);
+    if (!is_fused && state.params.attention != H2OG_ATTENTION_REFERENCE) {
+        watch(g, in, *layer, stream, q, k, kq_mask, sinks, kq_scale, softcap);
+        return nullptr;
+    }
+
+    auto node = std::make_unique<Node>();
+    Attention & a = node->shape;
+    a = Attention{};
+    a.head_dim_k = int32_t(k->ne[0]);
+    a.head_dim_v = int32_t(v_trans ? v->ne[2] : v->ne[0]);
+    a.n_head     = int32_t(q->ne[2]);
+    a.n_head_kv  = int32_t(k->ne[2]);
+    a.n_query    = int32_t(n_query);
+    a.n_cells    = int32_t(k->ne[1]);
+    a.n_stream   = int32_t(n_stream);
+    a.q_query = q->nb[1]; a.q_head = q->nb[2]; a.q_stream = q->nb[3];
+    a.k_cell  = k->nb[1]; a.k_head = k->nb[2]; a.k_stream = k->nb[3];
+    if (v_trans) {  // permuted from [n_cells, n_head_kv, head_dim_v]: [n_cells, head_dim_v, n_head_kv]
+        a.head_dim_v = int32_t(v->ne[1]);
+        a.v_cell = v->nb[0]; a.v_element = v->nb[1]; a.v_head = v->nb[2]; a.v_stream = v->nb[3];
+    } else {
+        a.v_cell = v->nb[1]; a.v_element = 0;        a.v_head = v->nb[2]; a.v_stream = v->nb[3];
+    }
+    a.type_k = k->type;
+    a.type_v = v->type;
+    if (kq_mask != nullptr) {
+        a.type_mask = kq_mask->type;
+        a.mask_query = kq_mask->nb[1]; a.mask_stream = kq_mask->nb[3];
+    }
+    a.scale = kq_scale;
+    a.softcap = softcap;
+    node->scores = static_cast<float *>(layer->scores->data) + stream*(layer->scores->nb[2]/sizeof(float));
+    a.scores = node->scores;
+    a.scores_head   = layer->scores->nb[1]/sizeof(float);
+    a.scores_stream = layer->scores->nb[2]/sizeof(float);
+
+    ggml_tensor * src[] = { nullptr, q, k, v, in.weights, in.fade, kq_mask != nullptr ? kq_mask : in.fade,
+                            sinks != nullptr ? sinks : in.fade };
+    const int n_src = int(std::size(src));
+    ggml_tensor * cur;
+    if (is_fused) {
+        node->fused = std::make_unique<FusedAttention>(a);
+        src[0] = ggml_custom_4d(ctx, GGML_TYPE_F32, int64_t(node->fused->workspace_floats()), 1, 1, 1, src + 1, n_src - 1,
+                                compute_attend, GGML_N_TASKS_MAX, node.get());
+        cur = ggml_custom_4d(ctx, GGML_TYPE_F32, a.head_dim_v, a.n_head, a.n_query, a.n_stream, src, n_src,
+                             compute_combine, GGML_N_TASKS_MAX, node.get());
+    } else {
+        cur = ggml_custom_4d(ctx, GGML_TYPE_F32, a.head_dim_v, a.n_head, a.n_query, a.n_stream, src + 1, n_src - 1,
+                             compute_reference, GGML_N_TASKS_MAX, node.get());
+    }
+    in.nodes.push_back(std::move(node));
+
+    if (v_mla != nullptr) {  // MLA: back from the latent space to the heads
+        cur = ggml_permute(ctx, cur, 0, 2, 1, 3);
+        cur = ggml_mul_mat(ctx, v_mla, cur);
+        cur = ggml_cont(ctx, ggml_permute(ctx, cur, 0, 2, 1, 3));
+    }
+    cur = ggml_reshape_2d(ctx, cur, cur->ne[0]*cur->ne[1], cur->ne[2]*cur->ne[3]);
+    ggml_build_forward_expand(g.gf, cur);
+    return cur;
+}

@@ -1,0 +1,85 @@
+// What the patched llama.cpp calls, apart from the attention node.
+#include "h2og-hooks.h"
+#include "state.h"
+
+#include "llama-batch.h"
+#include "llama-impl.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+using namespace h2og;
+
+int h2og_before_batch(h2og_state * state, const llama_batch & batch) {
+    const int32_t status = guarded([&]() -> int32_t {
+        std::map<int32_t, int32_t> n_tokens;
+        for (int32_t i = 0; i < batch.n_tokens; ++i) {
+            ++n_tokens[batch.seq_id[i][0]];
+        }
+        for (const auto & [seq, n] : n_tokens) {
+            state->before_batch(seq, n);
+        }
+        return H2OG_OK;
+    });
+    if (status == H2OG_OK) {
+        return 0;
+    }
+    LLAMA_LOG_ERROR("%s: %s\n", __func__, h2og_last_error());
+    return H2OG_DECODE_FAILED;
+}
+
+void h2og_after_ubatch(h2og_state * state, const llama_ubatch & ubatch) {
+    if (state->observer == nullptr) {
+        return;
+    }
+    guarded([&]() -> int32_t {
+        std::map<int32_t, int32_t> n_tokens;
+        for (uint32_t i = 0; i < ubatch.n_tokens; ++i) {
+            ++n_tokens[ubatch.seq_id[i][0]];
+        }
+        state->synchronize();
+        for (const auto & [seq, n] : n_tokens) {
+            const int32_t s = state->stream_of(seq);
+            state->follow_books(s);
+            const h2og_view view = state->view(s);
+            state->observer(state->observer_user, &view, n);
+        }
+        return H2OG_OK;
+    });
+}
+
+bool h2og_before_seq_rm(h2og_state * state, const llama_kv_cache *, int32_t seq_id, int32_t p0, int32_t p1) {
+    const int32_t status = guarded([&]() -> int32_t {
+        const int32_t first = seq_id < 0 ? 0 : state->stream_of(seq_id);
+        const int32_t last  = seq_id < 0 ? state->n_stream : first + 1;
+        for (int32_t s = first; s < last; ++s) {
+            state->follow_books(s);
+            const auto & cells = h2og_access::cells(*state->cache, s);
+            const int32_t oldest = cells.seq_pos_min(s), newest = cells.seq_pos_max(s);
+            const int32_t begin = std::max(p0, 0), end = p1 < 0 ? newest + 1 : p1;
+            const bool is_nothing = oldest < 0 || begin > newest || end <= oldest;
+            const bool is_all     = begin <= oldest && end > newest;
+            const bool is_tail    = end > newest && begin >= state->rollback_min(s);
+            const bool is_intact  = state->streams[s].n_evicted == 0;
+            if (!is_nothing && !is_all && !is_tail && !is_intact) {
+                fail(H2OG_INVALID, "removing positions [%d, %d) would not be exact: entries have been evicted, and only a tail "
+                                   "from %d on can be removed", begin, end, state->rollback_min(s));
+            }
+        }
+        return H2OG_OK;
+    });
+    return status == H2OG_OK;
+}
+
+bool h2og_before_seq_cp(h2og_state * state, const llama_kv_cache *, int32_t seq_src, int32_t seq_dst, int32_t, int32_t) {
+    return guarded([&]() -> int32_t {
+        state->copy_stream(state->stream_of(seq_src), state->stream_of(seq_dst));
+        return H2OG_OK;
+    }) == H2OG_OK;
+}
+
+bool h2og_before_shift(h2og_state *, const llama_kv_cache *) {
+    LLAMA_LOG_ERROR("%s: positions of an evicted cache are not shifted; see llama_memory_can_shift\n", __func__);
+    return false;
+}

@@ -1,0 +1,167 @@
+// Renumbering: every key is re-rotated to consecutive positions.  RoPE is additive, so one rotation by the difference does.
+#include "rows.h"
+#include "state.h"
+
+#include "llama-impl.h"
+#include "llama-model.h"
+
+#include "ggml-alloc.h"
+#include "ggml-cpp.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+using namespace h2og;
+
+namespace {
+
+// A key row and how far its position moves.
+struct Turn { int32_t row, by; };  // row = cell*n_head + head
+
+// Rotates rows of one layer's keys through a graph on the layer's backend: dequantize, undo the Hadamard rotation, RoPE,
+// redo, requantize.
+void turn_keys(llama_context & ctx, const llama_kv_cache & cache, int32_t il, ggml_tensor * k, int32_t stream,
+               const Turn * turns, int64_t n) {
+    const llama_model & model = ctx.get_model();
+    const auto & hparams = model.hparams;
+    const auto & cparams = ctx.get_cparams();
+    const int64_t head_dim = hparams.n_embd_head_k(il);
+    const int64_t n_rot    = hparams.n_rot(il);
+    const int64_t n_nope   = hparams.n_lora_kv > 0 ? head_dim - n_rot : 0;  // MLA: the rotated part comes last
+
+    const float freq_base  = model.get_rope_freq_base (cparams, il);
+    const float freq_scale = model.get_rope_freq_scale(cparams, il);
+    // YaRN also scales what it rotates; the keys have that factor already, so here it must be 1.
+    const float attn_factor = cparams.yarn_ext_factor != 0.0f ? 1.0f/(1.0f + 0.1f*logf(1.0f/freq_scale)) : 1.0f;
+    // M-RoPE on text has the same position in every section, which is plain NeoX.
+    const int rope_type = hparams.rope_type == LLAMA_ROPE_TYPE_MROPE || hparams.rope_type == LLAMA_ROPE_TYPE_IMROPE
+        ? LLAMA_ROPE_TYPE_NEOX : hparams.rope_type;
+
+    ggml_backend_t backend = backend_of(ctx, k);
+    ggml_context_ptr gctx { ggml_init({ 64*ggml_tensor_overhead() + ggml_graph_overhead_custom(64, false), nullptr, true }) };
+    ggml_context * g = gctx.get();
+
+    ggml_tensor * all = ggml_new_tensor_2d(g, k->type, head_dim, k->ne[0]/head_dim*k->ne[1]);
+    all->buffer = k->buffer;
+    all->data   = static_cast<char *>(k->data) + stream*k->nb[2];
+
+    ggml_tensor * row_in  = ggml_new_tensor_1d(g, GGML_TYPE_I32, n);
+    ggml_tensor * row_out = ggml_new_tensor_1d(g, GGML_TYPE_I64, n);
+    ggml_tensor * by      = ggml_new_tensor_1d(g, GGML_TYPE_I32, n);
+    for (ggml_tensor * t : { row_in, row_out, by }) {
+        ggml_set_input(t);
+    }
+    int64_t n_had = 0;
+    const std::vector<float> * hadamard = hadamard_of(cache, false, n_had);
+    ggml_tensor * had = nullptr;
+    if (hadamard != nullptr) {
+        had = ggml_new_tensor_2d(g, GGML_TYPE_F32, n_had, n_had);
+        ggml_set_input(had);
+    }
+
+    ggml_tensor * cur = ggml_get_rows(g, all, row_in);  // float32 [head_dim, n]
+    if (had != nullptr) {
+        cur = llama_mul_mat_hadamard(g, cur, had);
+    }
+    cur = ggml_reshape_3d(g, ggml_cont(g, cur), head_dim, 1, n);
+    ggml_tensor * part = n_nope == 0 ? cur : ggml_view_3d(g, cur, n_rot, 1, n, cur->nb[1], cur->nb[2], n_nope*sizeof(float));
+    ggml_tensor * turned = ggml_rope_ext_inplace(g, part, by, model.get_rope_factors(cparams, il), int(n_rot), rope_type,
+        int(cparams.n_ctx_orig_yarn), freq_base, freq_scale, cparams.yarn_ext_factor, attn_factor,
+        cparams.yarn_beta_fast, cparams.yarn_beta_slow);
+    ggml_cgraph * graph = ggml_new_graph_custom(g, 64, false);
+    ggml_build_forward_expand(graph, turned);
+    cur = ggml_reshape_2d(g, n_nope == 0 ? turned : cur, head_dim, n);
+    if (had != nullptr) {
+        cur = llama_mul_mat_hadamard(g, cur, had);
+    }
+    ggml_build_forward_expand(graph, ggml_set_rows(g, all, ggml_cont(g, cur), row_out));
+
+    ggml_gallocr_ptr alloc { ggml_gallocr_new(ggml_backend_get_default_buffer_type(backend)) };
+    if (!ggml_gallocr_alloc_graph(alloc.get(), graph)) {
+        fail(H2OG_NATIVE, "no memory to renumber %lld keys of layer %d", (long long) n, il);
+    }
+    std::vector<int32_t> in(n), shift(n);
+    std::vector<int64_t> out(n);
+    for (int64_t i = 0; i < n; ++i) {
+        in[i]    = turns[i].row;
+        out[i]   = turns[i].row;
+        shift[i] = turns[i].by;
+    }
+    ggml_backend_tensor_set(row_in,  in.data(),    0, n*sizeof(int32_t));
+    ggml_backend_tensor_set(row_out, out.data(),   0, n*sizeof(int64_t));
+    ggml_backend_tensor_set(by,      shift.data(), 0, n*sizeof(int32_t));
+    if (had != nullptr) {
+        ggml_backend_tensor_set(had, hadamard->data(), 0, ggml_nbytes(had));
+    }
+    if (ggml_backend_graph_compute(backend, graph) != GGML_STATUS_SUCCESS) {
+        fail(H2OG_NATIVE, "the backend failed to renumber the keys of layer %d", il);
+    }
+}
+
+void turn_all(llama_context & ctx, const llama_kv_cache & cache, int32_t il, ggml_tensor * k, int32_t stream,
+              const std::vector<Turn> & turns) {
+    if (!ctx.get_model().hparams.has_rope(il)) {
+        return;
+    }
+    const size_t chunk = 16384;  // rows at a time, so that the float32 copies stay small
+    for (size_t i = 0; i < turns.size(); i += chunk) {
+        turn_keys(ctx, cache, il, k, stream, turns.data() + i, int64_t(std::min(chunk, turns.size() - i)));
+    }
+}
+
+} // namespace
+
+void h2og_state::rebase(int32_t s) {
+    require_context();
+    if (!can_renumber) {
+        fail(H2OG_POSITION, "the positions of this model are learned and cannot be renumbered");
+    }
+    follow_books(s);
+    Stream & stream = streams[s];
+    synchronize();
+    const bool has_rope = ctx->get_model().hparams.rope_type != LLAMA_ROPE_TYPE_NONE;
+
+    std::vector<int32_t> order;
+    for (int32_t cell = 0; cell < n_cells; ++cell) {
+        if (stream.books[cell] != -1) {
+            order.push_back(cell);
+        }
+    }
+    std::vector<Turn> turns;
+    for (int32_t j = 0; j < n_layer; ++j) {
+        turns.clear();
+        for (int32_t ih = 0; ih < n_head_kv; ++ih) {
+            const size_t base = index(s, j, ih);
+            std::sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return pos[base + a] < pos[base + b]; });
+            for (size_t i = 0; i < order.size(); ++i) {
+                int32_t & old = rope_pos[base + order[i]];
+                if (old != int32_t(i)) {
+                    turns.push_back({ order[i]*n_head_kv + ih, int32_t(i) - old });
+                    old = int32_t(i);
+                }
+            }
+        }
+        if (has_rope) {
+            turn_all(*ctx, *cache, layers[j].il, layers[j].k, s, turns);
+        }
+    }
+
+    const int32_t shift = stream.n_past - int32_t(order.size());
+    if (window != nullptr && has_rope) {
+        // The window layers keep all their entries; they move with the queries, all by the same distance.
+        const llama_kv_cells & cells = h2og_access::cells(*window, s);
+        for (const auto & layer : h2og_access::layers(*window)) {
+            const int32_t n_head = int32_t(ctx->get_model().hparams.n_head_kv(layer.il));
+            turns.clear();
+            for (int32_t cell = 0; cell < int32_t(cells.size()); ++cell) {
+                for (int32_t ih = 0; !cells.is_empty(cell) && ih < n_head; ++ih) {
+                    turns.push_back({ cell*n_head + ih, stream.rope_shift - shift });
+                }
+            }
+            turn_all(*ctx, *window, int32_t(layer.il), layer.k, s, turns);
+        }
+    }
+    stream.rope_shift = shift;
+    stream.n_rebases += 1;
+}

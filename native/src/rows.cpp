@@ -1,0 +1,178 @@
+#include "rows.h"
+
+#include "access.h"
+#include "error.h"
+#include "state.h"
+
+#include "ggml-alloc.h"
+#include "ggml-cpp.h"
+
+#include <cstring>
+
+namespace h2og {
+
+namespace {
+
+size_t offset_of(const RowLayout & rows, int32_t stream, int32_t head, int32_t cell) {
+    return stream*rows.tensor->nb[2] + cell*rows.tensor->nb[1] + ggml_row_size(rows.tensor->type, int64_t(head)*rows.head_dim);
+}
+
+// Rows as plain elements that backends copy unchanged, so that a graph moves them bit for bit.
+// Quantized rows are seen as float32 where their size allows it.
+struct RawRows { ggml_type type; int64_t n; };
+
+RawRows raw_rows(size_t row_bytes) {
+    if (row_bytes % sizeof(float) != 0) {
+        fail(H2OG_UNSUPPORTED, "rows of %zu bytes cannot be moved on a device", row_bytes);
+    }
+    return { GGML_TYPE_F32, int64_t(row_bytes/sizeof(float)) };
+}
+
+} // namespace
+
+void move_rows_host(const RowLayout & rows, int32_t stream, const std::vector<Move> & moves) {
+    char * data = static_cast<char *>(rows.tensor->data);
+    if (!rows.is_transposed) {
+        const size_t bytes = ggml_row_size(rows.tensor->type, rows.head_dim);
+        for (const Move & m : moves) {
+            memcpy(data + offset_of(rows, stream, m.head, m.to), data + offset_of(rows, stream, m.head, m.from), bytes);
+        }
+        return;
+    }
+    const size_t element = ggml_type_size(rows.tensor->type);
+    const int64_t n_cells = rows.tensor->ne[1];
+    char * base = data + stream*rows.tensor->nb[2];
+    for (const Move & m : moves) {
+        for (int64_t d = int64_t(m.head)*rows.head_dim; d < int64_t(m.head + 1)*rows.head_dim; ++d) {
+            memcpy(base + (d*n_cells + m.to)*element, base + (d*n_cells + m.from)*element, element);
+        }
+    }
+}
+
+void move_rows_graph(const RowLayout & rows, int32_t stream, const std::vector<Move> & moves, ggml_backend_t backend) {
+    if (moves.empty()) {
+        return;
+    }
+    ggml_tensor * t = rows.tensor;
+    const int64_t n_rows = int64_t(rows.n_head)*t->ne[1];
+    const size_t  row_bytes = ggml_row_size(t->type, rows.head_dim);
+    const RawRows raw = raw_rows(row_bytes);
+
+    ggml_context_ptr ctx { ggml_init({ 16*ggml_tensor_overhead() + ggml_graph_overhead_custom(16, false), nullptr, true }) };
+
+    // Head h of cell c is row c*n_head + h, since heads lie side by side in a cell.
+    ggml_tensor * all = ggml_new_tensor_2d(ctx.get(), raw.type, raw.n, n_rows);
+    all->buffer = t->buffer;
+    all->data   = static_cast<char *>(t->data) + stream*t->nb[2];
+    ggml_tensor * from = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I32, int64_t(moves.size()));
+    ggml_tensor * to   = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I64, int64_t(moves.size()));
+    ggml_set_input(from);
+    ggml_set_input(to);
+
+    ggml_cgraph * graph = ggml_new_graph_custom(ctx.get(), 16, false);
+    ggml_build_forward_expand(graph, ggml_set_rows(ctx.get(), all, ggml_get_rows(ctx.get(), all, from), to));
+
+    ggml_gallocr_ptr alloc { ggml_gallocr_new(ggml_backend_get_default_buffer_type(backend)) };
+    if (!ggml_gallocr_alloc_graph(alloc.get(), graph)) {
+        fail(H2OG_NATIVE, "the device has no memory to move %zu rows", moves.size());
+    }
+    std::vector<int32_t> i_from(moves.size());
+    std::vector<int64_t> i_to(moves.size());
+    for (size_t i = 0; i < moves.size(); ++i) {
+        i_from[i] = moves[i].from*rows.n_head + moves[i].head;
+        i_to[i]   = int64_t(moves[i].to)*rows.n_head + moves[i].head;
+    }
+    ggml_backend_tensor_set(from, i_from.data(), 0, i_from.size()*sizeof(i_from[0]));
+    ggml_backend_tensor_set(to,   i_to.data(),   0, i_to.size()*sizeof(i_to[0]));
+    if (ggml_backend_graph_compute(backend, graph) != GGML_STATUS_SUCCESS) {
+        fail(H2OG_NATIVE, "the device failed to move %zu rows", moves.size());
+    }
+}
+
+void read_rows(const RowLayout & rows, int32_t stream, float * out) {
+    const ggml_tensor * t = rows.tensor;
+    const int64_t n_cells = t->ne[1];
+    std::vector<char> data(t->nb[2]);
+    ggml_backend_tensor_get(t, data.data(), stream*t->nb[2], data.size());
+
+    const auto to_float = ggml_get_type_traits(t->type)->to_float;
+    const auto convert = [&](const void * src, float * dst, int64_t n) {
+        if (t->type == GGML_TYPE_F32) {
+            memcpy(dst, src, n*sizeof(float));
+        } else {
+            to_float(src, dst, n);
+        }
+    };
+    for (int32_t h = 0; h < rows.n_head; ++h) {
+        for (int64_t c = 0; c < n_cells; ++c) {
+            float * dst = out + (h*n_cells + c)*rows.head_dim;
+            if (!rows.is_transposed) {
+                convert(data.data() + offset_of(rows, 0, h, int32_t(c)), dst, rows.head_dim);
+                continue;
+            }
+            const size_t element = ggml_type_size(t->type);
+            for (int32_t d = 0; d < rows.head_dim; ++d) {
+                convert(data.data() + ((int64_t(h)*rows.head_dim + d)*n_cells + c)*element, dst + d, 1);
+            }
+        }
+    }
+}
+
+ggml_backend_t backend_of(const llama_context & ctx, const ggml_tensor * tensor) {
+    auto * buft = ggml_backend_buffer_get_type(tensor->buffer);
+    ggml_backend_t host = nullptr;
+    for (const auto & backend : h2og_access::backends(ctx)) {
+        if (ggml_backend_get_default_buffer_type(backend.get()) == buft) {
+            return backend.get();
+        }
+        if (ggml_backend_dev_type(ggml_backend_get_device(backend.get())) == GGML_BACKEND_DEVICE_TYPE_CPU) {
+            host = backend.get();
+        }
+    }
+    if (host == nullptr || !ggml_backend_buffer_is_host(tensor->buffer)) {
+        fail(H2OG_UNSUPPORTED, "no backend of this context computes in buffer '%s'", ggml_backend_buffer_name(tensor->buffer));
+    }
+    return host;
+}
+
+namespace {
+
+// Multiplies each run of n floats with the symmetric n x n matrix that llama.cpp rotated it with; it is its own inverse.
+void undo_hadamard(float * data, size_t size, const std::vector<float> & matrix, int64_t n) {
+    std::vector<float> out(n);
+    for (float * run = data; run < data + size; run += n) {
+        for (int64_t i = 0; i < n; ++i) {
+            float sum = 0.0f;
+            for (int64_t j = 0; j < n; ++j) {
+                sum += matrix[i*n + j]*run[j];
+            }
+            out[i] = sum;
+        }
+        std::copy(out.begin(), out.end(), run);
+    }
+}
+
+} // namespace
+
+const std::vector<float> * hadamard_of(const llama_kv_cache & cache, bool is_v, int64_t & n) {
+    if (!(is_v ? h2og_access::rotates_v(cache) : h2og_access::rotates_k(cache))) {
+        return nullptr;
+    }
+    n = 64;
+    while (!is_v && h2og_access::head_dim_k_all(cache) % (2*n) == 0) {
+        n *= 2;
+    }
+    return h2og_access::hadamard(cache, n);
+}
+
+} // namespace h2og
+
+void h2og_state::read_heads(int32_t stream, int32_t layer, bool is_v, float * out) const {
+    const h2og::Layer & l = layers[layer];
+    const int32_t head_dim = is_v ? head_dim_v : head_dim_k;
+    h2og::read_rows({ is_v ? l.v : l.k, n_head_kv, head_dim, is_v && h2og_access::v_trans(*cache) }, stream, out);
+    int64_t n = 0;
+    if (const auto * matrix = h2og::hadamard_of(*cache, is_v, n)) {
+        h2og::undo_hadamard(out, size_t(n_head_kv)*n_cells*head_dim, *matrix, n);
+    }
+}

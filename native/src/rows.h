@@ -1,0 +1,39 @@
+// K and V rows of single heads: moved bit for bit inside a cache, or read as float32.
+#pragma once
+
+#include "ggml-backend.h"
+#include "ggml.h"
+
+#include <cstdint>
+#include <vector>
+
+struct llama_context;
+class  llama_kv_cache;
+
+namespace h2og {
+
+struct Move { int32_t head, from, to; };  // cells
+
+// How the rows of one layer lie in their tensor.
+struct RowLayout {
+    ggml_tensor * tensor;      // [n_embd, n_cells, n_stream]
+    int32_t n_head, head_dim;
+    bool    is_transposed;     // element (cell, d) at d*n_cells + cell: V without flash attention
+};
+
+// Copies rows inside one stream directly; the tensor must be in host memory.
+void move_rows_host(const RowLayout & rows, int32_t stream, const std::vector<Move> & moves);
+
+// The same through a graph on a backend that owns the tensor's buffer; not for transposed rows.
+void move_rows_graph(const RowLayout & rows, int32_t stream, const std::vector<Move> & moves, ggml_backend_t backend);
+
+// float32 out[n_head][n_cells][head_dim]
+void read_rows(const RowLayout & rows, int32_t stream, float * out);
+
+// The n x n Hadamard matrix that llama.cpp multiplies this cache's keys (or values) with; nullptr if it does not.
+const std::vector<float> * hadamard_of(const llama_kv_cache & cache, bool is_v, int64_t & n);
+
+// The backend of ctx that computes on this tensor's buffer.
+ggml_backend_t backend_of(const llama_context & ctx, const ggml_tensor * tensor);
+
+} // namespace h2og

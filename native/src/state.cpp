@@ -1,0 +1,318 @@
+#include "state.h"
+
+#include "llama-kv-cache-iswa.h"
+#include "llama-memory-hybrid-iswa.h"
+#include "llama-memory-hybrid.h"
+#include "llama-memory-recurrent.h"
+#include "llama-model.h"
+
+#include "ggml-backend.h"
+
+#include <algorithm>
+#include <climits>
+#include <cstring>
+
+using namespace h2og;
+
+namespace {
+
+// The rotary positions a model was trained on.  LongRoPE models choose their short factors by the size of the context
+// they are given, which here is the number of cells; with those factors only the original context is trained.
+int32_t trained_positions(const llama_model & model, const llama_cparams & cparams) {
+    const auto & hparams = model.hparams;
+    const bool uses_short_factors = hparams.rope_type != LLAMA_ROPE_TYPE_NONE && !model.layers.empty() &&
+        model.layers[0].rope_freqs == nullptr && model.layers[0].rope_short != nullptr &&
+        cparams.n_ctx_seq <= hparams.n_ctx_orig_yarn;
+    return uses_short_factors ? std::min(hparams.n_ctx_train, hparams.n_ctx_orig_yarn) : hparams.n_ctx_train;
+}
+
+bool has_learned_positions(const llama_model & model) {
+    return model.pos_embd != nullptr;
+}
+
+} // namespace
+
+h2og_state::Caches h2og_state::find_caches(llama_context & ctx) {
+    const llama_model & model = ctx.get_model();
+    const auto & hparams = model.hparams;
+    const std::string arch = model.arch_name();
+
+    Caches res;
+    llama_memory_i * memory = ctx.get_memory();
+    if (memory == nullptr) {
+        fail(H2OG_UNSUPPORTED, "architecture '%s' has no KV cache", arch.c_str());
+    }
+    if (auto * hybrid = dynamic_cast<llama_memory_hybrid *>(memory)) {
+        res.evicted = hybrid->get_mem_attn();
+        res.has_recurrent = true;
+    } else if (auto * hybrid_iswa = dynamic_cast<llama_memory_hybrid_iswa *>(memory)) {
+        res.evicted = hybrid_iswa->get_mem_attn()->get_base();
+        res.window  = hybrid_iswa->get_mem_attn()->get_swa();
+        res.has_recurrent = true;
+    } else if (auto * iswa = dynamic_cast<llama_kv_cache_iswa *>(memory)) {
+        res.evicted = iswa->get_base();
+        res.window  = iswa->get_swa();
+    } else if (auto * plain = dynamic_cast<llama_kv_cache *>(memory)) {
+        res.evicted = plain;
+    } else if (dynamic_cast<llama_memory_recurrent *>(memory)) {
+        fail(H2OG_UNSUPPORTED, "architecture '%s' is recurrent: it has no KV cache, and its state does not grow", arch.c_str());
+    } else {
+        fail(H2OG_UNSUPPORTED, "architecture '%s' keeps a sparse-attention index beside its cache, which would still "
+                               "hold what was evicted", arch.c_str());
+    }
+
+    const llama_kv_cache & cache = *res.evicted;
+    const auto & layers = h2og_access::layers(cache);
+    const auto & cparams = ctx.get_cparams();
+    if (layers.empty()) {
+        fail(H2OG_UNSUPPORTED, "architecture '%s': every attention layer has a sliding window, so its cache is bounded already",
+             arch.c_str());
+    }
+    if (h2og_access::shares(cache)) {
+        fail(H2OG_UNSUPPORTED, "this context shares its KV cache with another one");
+    }
+    if (hparams.use_alibi || hparams.f_max_alibi_bias > 0.0f) {
+        fail(H2OG_UNSUPPORTED, "architecture '%s' uses ALiBi: its bias is read from cell positions, which after per-head "
+                               "eviction are not those of the entries", arch.c_str());
+    }
+    if (hparams.n_rel_attn_bkts > 0) {
+        fail(H2OG_UNSUPPORTED, "architecture '%s' uses relative position buckets, read from cell positions", arch.c_str());
+    }
+    if (hparams.ple_n_heads > 0) {
+        fail(H2OG_UNSUPPORTED, "architecture '%s' reads earlier tokens from the cells' books", arch.c_str());
+    }
+    if (!cparams.causal_attn) {
+        fail(H2OG_UNSUPPORTED, "this context has non-causal attention");
+    }
+    if (cparams.n_seq_max > 1 && cparams.kv_unified) {
+        fail(H2OG_UNSUPPORTED, "a unified cache shares cells between sequences; create the context with kv_unified = false");
+    }
+    const uint32_t il0 = layers[0].il;
+    for (const auto & layer : layers) {
+        if (hparams.n_head_kv(layer.il) != hparams.n_head_kv(il0) ||
+            hparams.n_embd_head_k(layer.il) != hparams.n_embd_head_k(il0) ||
+            hparams.n_embd_head_v(layer.il) != hparams.n_embd_head_v(il0)) {
+            fail(H2OG_UNSUPPORTED, "architecture '%s': its layers differ in KV heads or head size (layer %u against layer %u)",
+                 arch.c_str(), layer.il, il0);
+        }
+        if (h2og_access::v_trans(cache) && !ggml_backend_buffer_is_host(layer.k->buffer)) {
+            fail(H2OG_UNSUPPORTED, "V is transposed on a device; turn flash attention on");
+        }
+    }
+    return res;
+}
+
+h2og_state::h2og_state(llama_context & ctx, const h2og_params & wanted) : ctx(&ctx) {
+    const Caches caches = find_caches(ctx);
+    const auto & model   = ctx.get_model();
+    const auto & hparams = model.hparams;
+    const auto & kv_layers = h2og_access::layers(*caches.evicted);
+    const uint32_t il0 = kv_layers[0].il;
+
+    cache         = caches.evicted;
+    window        = caches.window;
+    has_recurrent = caches.has_recurrent;
+    n_layer    = int32_t(kv_layers.size());
+    n_head_kv  = int32_t(hparams.n_head_kv(il0));
+    n_cells    = int32_t(cache->get_size());
+    n_stream   = int32_t(cache->get_n_stream());
+    head_dim_k = int32_t(hparams.n_embd_head_k(il0));
+    head_dim_v = int32_t(hparams.n_embd_head_v(il0));
+    // Step35 rotates a different number of dimensions per layer than llama.cpp's parameters tell.
+    can_renumber = !has_learned_positions(model) && model.arch != LLM_ARCH_STEP35;
+
+    for (const auto & layer : kv_layers) {
+        layer_ids.push_back(int32_t(layer.il));
+        layers.push_back({ int32_t(layer.il), layer.k, layer.v, nullptr, ggml_backend_buffer_is_host(layer.k->buffer) });
+    }
+
+    set_params(wanted);
+
+    streams.resize(n_stream);
+    for (auto & s : streams) {
+        s.books.assign(n_cells, -1);
+    }
+    pos.assign(size_t(n_stream)*n_layer*n_head_kv*n_cells, -1);
+    rope_pos = pos;
+    allocate_scores();
+    for (int32_t s = 0; s < n_stream; ++s) {
+        follow_books(s);
+    }
+}
+
+h2og_state::~h2og_state() = default;
+
+void h2og_state::set_params(const h2og_params & wanted) {
+    require_context();
+    if (wanted.budget < 0 || wanted.budget > n_cells) {
+        fail(H2OG_INVALID, "a budget of %d does not fit: the cache has %d cells", wanted.budget, n_cells);
+    }
+    if (wanted.block < 1) {
+        fail(H2OG_INVALID, "block is %d, and must be at least 1", wanted.block);
+    }
+    if (!(wanted.decay > 0.0f && wanted.decay <= 1.0f)) {
+        fail(H2OG_INVALID, "decay is %g, and must be in (0, 1]", double(wanted.decay));
+    }
+    if (wanted.attention < H2OG_ATTENTION_AUTO || wanted.attention > H2OG_ATTENTION_STOCK) {
+        fail(H2OG_INVALID, "attention is %d, and there is no such kind", wanted.attention);
+    }
+    if (wanted.n_pos_max < 0) {
+        fail(H2OG_INVALID, "n_pos_max is %d, and must not be negative", wanted.n_pos_max);
+    }
+    const bool on_host = std::all_of(layers.begin(), layers.end(), [](const Layer & l) { return l.is_host; });
+    if (!on_host && (wanted.attention == H2OG_ATTENTION_FUSED || wanted.attention == H2OG_ATTENTION_REFERENCE)) {
+        fail(H2OG_INVALID, "the CPU attention kernels need every evicted layer in host memory");
+    }
+    if (window != nullptr) {
+        const auto & cparams = ctx->get_cparams();
+        const uint32_t need = ctx->get_model().hparams.n_swa + cparams.n_ubatch;
+        if (window->get_size() < need) {
+            fail(H2OG_INVALID, "the sliding-window layers got %u cells and need %u (window + ubatch): create the context with "
+                 "n_ctx of at least %u", window->get_size(), need, need);
+        }
+    }
+    params = wanted;
+    const auto & hparams = ctx->get_model().hparams;
+    const bool has_positions = hparams.rope_type != LLAMA_ROPE_TYPE_NONE || has_learned_positions(ctx->get_model());
+    const int32_t trained = has_positions ? trained_positions(ctx->get_model(), ctx->get_cparams()) : INT32_MAX;
+    n_pos_max = wanted.n_pos_max > 0 ? wanted.n_pos_max : trained;
+    ++version;
+    h2og_access::reserve_again(*ctx);
+}
+
+void h2og_state::allocate_scores() {
+    const size_t n = size_t(n_stream)*n_layer*n_head_kv*n_cells;
+    ggml_backend_buffer_t host = ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), n*sizeof(float));
+    if (host == nullptr) {
+        fail(H2OG_NATIVE, "out of memory: %zu bytes for the scores", n*sizeof(float));
+    }
+    score_buffers.emplace_back(host);
+    ggml_backend_buffer_clear(host, 0);
+    scores = static_cast<float *>(ggml_backend_buffer_get_base(host));
+
+    for (int32_t j = 0; j < n_layer; ++j) {
+        score_ctxs.emplace_back(ggml_init({ 2*ggml_tensor_overhead(), nullptr, true }));
+        ggml_tensor * t = ggml_new_tensor_3d(score_ctxs.back().get(), GGML_TYPE_F32, n_cells, n_head_kv, n_stream);
+        ggml_format_name(t, "h2og_scores_%d", layer_ids[j]);
+        if (layers[j].is_host) {
+            t->nb[2] = index(1, 0, 0)*sizeof(float);
+            t->nb[3] = t->nb[2]*n_stream;
+            if (ggml_backend_tensor_alloc(host, t, scores + index(0, j, 0)) != GGML_STATUS_SUCCESS) {
+                fail(H2OG_NATIVE, "the backend refused the score tensor of layer %d", layer_ids[j]);
+            }
+        } else {
+            auto * buft = ggml_backend_buffer_get_type(layers[j].k->buffer);
+            ggml_backend_buffer_t buffer = ggml_backend_alloc_ctx_tensors_from_buft(score_ctxs.back().get(), buft);
+            if (buffer == nullptr) {
+                fail(H2OG_NATIVE, "the device has no memory for the scores of layer %d", layer_ids[j]);
+            }
+            score_buffers.emplace_back(buffer);
+            ggml_backend_buffer_clear(buffer, 0);
+        }
+        layers[j].scores = t;
+    }
+}
+
+void h2og_state::require_context() const {
+    if (ctx == nullptr) {
+        fail(H2OG_DETACHED, "the llama_context of this cache has been freed");
+    }
+}
+
+int32_t h2og_state::stream_of(int32_t seq) const {
+    if (seq < 0 || seq >= n_stream) {
+        fail(H2OG_INVALID, "sequence %d does not exist: there are %d", seq, n_stream);
+    }
+    return seq;
+}
+
+void h2og_state::clear_entry(int32_t stream, int32_t cell) {
+    for (int32_t j = 0; j < n_layer; ++j) {
+        for (int32_t ih = 0; ih < n_head_kv; ++ih) {
+            const size_t i = index(stream, j, ih) + cell;
+            pos[i] = rope_pos[i] = -1;
+            scores[i] = 0.0f;
+        }
+    }
+}
+
+void h2og_state::follow_books(int32_t stream) {
+    const llama_kv_cells & cells = h2og_access::cells(*cache, stream);
+    Stream & s = streams[stream];
+
+    if (cells.get_used() == 0 && s.n_used > 0) {
+        s = Stream{ std::move(s.books), 0, 0, 0, 0, 0, 0, 0 };
+    }
+
+    bool changed_scores = false;
+    for (int32_t cell = 0; cell < n_cells; ++cell) {
+        const int32_t p = cells.is_empty(cell) ? -1 : cells.pos_get(cell);
+        if (p == s.books[cell]) {
+            continue;
+        }
+        if (s.books[cell] != -1) {  // emptied, or refilled behind our back
+            clear_entry(stream, cell);
+            changed_scores = true;
+        }
+        s.books[cell] = p;
+        if (p == -1) {
+            continue;
+        }
+        for (int32_t j = 0; j < n_layer; ++j) {
+            for (int32_t ih = 0; ih < n_head_kv; ++ih) {
+                const size_t i = index(stream, j, ih) + cell;
+                pos[i]      = p;
+                rope_pos[i] = p - s.rope_shift;
+            }
+        }
+    }
+    s.n_used = int32_t(cells.get_used());
+    s.n_past = cells.seq_pos_max(stream) + 1;
+    if (changed_scores) {
+        upload_scores(stream);
+    }
+}
+
+void h2og_state::synchronize() {
+    require_context();
+    ctx->synchronize();
+    for (int32_t j = 0; j < n_layer; ++j) {
+        if (layers[j].is_host) {
+            continue;
+        }
+        const size_t bytes = size_t(n_head_kv)*n_cells*sizeof(float);
+        for (int32_t s = 0; s < n_stream; ++s) {
+            ggml_backend_tensor_get(layers[j].scores, scores + index(s, j, 0), s*layers[j].scores->nb[2], bytes);
+        }
+    }
+}
+
+void h2og_state::upload_scores(int32_t stream) {
+    for (int32_t j = 0; j < n_layer; ++j) {
+        if (!layers[j].is_host) {
+            const size_t bytes = size_t(n_head_kv)*n_cells*sizeof(float);
+            ggml_backend_tensor_set(layers[j].scores, scores + index(stream, j, 0), stream*layers[j].scores->nb[2], bytes);
+        }
+    }
+}
+
+h2og_view h2og_state::view(int32_t stream) const {
+    const Stream & s = streams[stream];
+    const size_t i = index(stream, 0, 0);
+    return { stream, n_layer, n_head_kv, n_cells, s.n_used, s.n_past, params.decay,
+             layer_ids.data(), scores + i, pos.data() + i, rope_pos.data() + i };
+}
+
+void h2og_state::copy_stream(int32_t from, int32_t to) {
+    if (from == to) {
+        return;
+    }
+    synchronize();
+    follow_books(from);
+    const size_t n = index(1, 0, 0);
+    std::copy_n(pos.begin()      + index(from, 0, 0), n, pos.begin()      + index(to, 0, 0));
+    std::copy_n(rope_pos.begin() + index(from, 0, 0), n, rope_pos.begin() + index(to, 0, 0));
+    std::copy_n(scores           + index(from, 0, 0), n, scores           + index(to, 0, 0));
+    streams[to] = streams[from];
+    upload_scores(to);
+}

@@ -1,0 +1,124 @@
+// Eviction state of one llama_context: entry positions and scores of its cache, and what is done to them.
+#pragma once
+
+#include "access.h"
+#include "error.h"
+#include "h2og.h"
+
+#include <memory>
+#include <vector>
+
+namespace h2og {
+
+struct Layer {
+    int32_t       il;              // model layer
+    ggml_tensor * k;               // [n_embd_k, n_cells, n_stream]
+    ggml_tensor * v;               // [n_embd_v, n_cells, n_stream]; nullptr where V is part of K (MLA)
+    ggml_tensor * scores;          // float32 [n_cells, n_head_kv, n_stream] on the layer's device
+    bool          is_host;
+};
+
+// One sequence.
+struct Stream {
+    std::vector<int32_t> books;    // [n_cells] llama.cpp's position of each cell as last seen, -1 empty
+    int32_t n_used     = 0;        // occupied cells
+    int32_t n_past     = 0;        // next position
+    int32_t rope_shift = 0;        // position minus rotary position of new tokens
+    int32_t exact_from = 0;        // cells with positions from here on hold their own entry in every head
+    int64_t n_evicted  = 0;
+    int64_t n_evictions = 0;
+    int64_t n_rebases  = 0;
+};
+
+struct FreeGgml   { void operator()(ggml_context * c) const { ggml_free(c); } };
+struct FreeBuffer { void operator()(ggml_backend_buffer_t b) const { ggml_backend_buffer_free(b); } };
+
+} // namespace h2og
+
+struct h2og_state {
+    h2og_state(llama_context & ctx, const h2og_params & params);
+    ~h2og_state();
+
+    h2og_state(const h2og_state &) = delete;
+    h2og_state & operator=(const h2og_state &) = delete;
+
+    // The caches of ctx that concern us; throws H2OG_UNSUPPORTED with the reason.
+    struct Caches {
+        llama_kv_cache * evicted = nullptr;
+        llama_kv_cache * window  = nullptr;  // sliding-window half of an iSWA cache
+        bool             has_recurrent = false;
+    };
+    static Caches find_caches(llama_context & ctx);
+
+    void set_params(const h2og_params & params);
+    void context_gone() { ctx = nullptr; }
+    void require_context() const;
+
+    // Follows llama.cpp's books: new cells get their position, emptied ones lose theirs.
+    void follow_books(int32_t stream);
+
+    // Makes room for n tokens of a sequence, renumbering positions first where they would pass n_pos_max.
+    void before_batch(int32_t seq, int32_t n);
+
+    int32_t make_room(int32_t seq, int32_t n_keep);
+    void    evict(int32_t stream, const int32_t * victims, int32_t n);
+    void    rebase(int32_t stream);
+    int32_t rollback_min(int32_t stream) const;
+
+    // Fills the view; scores are current after synchronize().
+    h2og_view view(int32_t stream) const;
+    void      synchronize();
+
+    // Scores of device layers, host to device.
+    void upload_scores(int32_t stream);
+
+    // Takes over what llama.cpp is about to copy from one stream to another.
+    void copy_stream(int32_t from, int32_t to);
+
+    // Keys or values of a layer as the attention sees them: float32 out[n_head_kv][n_cells][head_dim].
+    void read_heads(int32_t stream, int32_t layer, bool is_v, float * out) const;
+
+    int32_t stream_of(int32_t seq) const;
+
+    size_t  index(int32_t stream, int32_t layer, int32_t head) const {
+        return ((size_t(stream)*n_layer + layer)*n_head_kv + head)*n_cells;
+    }
+
+    llama_context *  ctx;
+    llama_kv_cache * cache;
+    llama_kv_cache * window;
+    bool             has_recurrent;
+
+    h2og_params params;
+    int32_t     version = 0;         // of params; graphs of another version are not reused
+
+    int32_t n_layer, n_head_kv, n_cells, n_stream;
+    int32_t head_dim_k, head_dim_v;
+    int32_t n_pos_max;
+    bool    can_renumber;
+
+    std::vector<h2og::Layer>  layers;
+    std::vector<int32_t>      layer_ids;
+    std::vector<h2og::Stream> streams;
+
+    float *              scores = nullptr;  // [n_stream, n_layer, n_head_kv, n_cells]; host layers' tensors lie here
+    std::vector<int32_t> pos;               // same shape
+    std::vector<int32_t> rope_pos;          // same shape
+
+    std::vector<float> query_weights;          // of the next batch, in batch order; empty: all 1
+
+    h2og_policy_fn   policy        = nullptr;
+    void *           policy_user   = nullptr;
+    h2og_observer_fn observer      = nullptr;
+    void *           observer_user = nullptr;
+
+    // Moves rows through graphs on the layer's backend even where they could be copied directly (tests).
+    bool force_graph_moves = false;
+
+private:
+    std::vector<std::unique_ptr<ggml_context, h2og::FreeGgml>>                             score_ctxs;
+    std::vector<std::unique_ptr<std::remove_pointer_t<ggml_backend_buffer_t>, h2og::FreeBuffer>> score_buffers;
+
+    void allocate_scores();
+    void clear_entry(int32_t stream, int32_t cell);
+};
