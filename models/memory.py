@@ -1,0 +1,156 @@
+"""KV bytes, exactly as the runtime allocates them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
+from h2o_gguf.errors import OptionError
+from h2o_gguf.models.shape import ModelShape
+
+__all__ = [
+    "CACHE_TYPES",
+    "CELL_PAD",
+    "MemoryBytes",
+    "cells_for_budget",
+    "kv_bytes",
+    "memory_bytes",
+    "pad_cells",
+    "type_problem",
+]
+
+CELL_PAD = 256  # llama.cpp rounds the number of cells up to a multiple of this
+CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_0", "q5_1", "q4_0", "q4_1", "iq4_nl")
+
+
+@dataclass(frozen=True)
+class MemoryBytes:
+    """Bytes of one context's memory. full : KV of full-attention layers; window : KV of windowed layers;
+
+    state : recurrent state. n_cells, n_cells_window : cells of each cache, after padding.
+    """
+
+    full: int
+    window: int
+    state: int
+    n_cells: int
+    n_cells_window: int
+
+    @property
+    def kv(self) -> int:
+        return self.full + self.window
+
+    @property
+    def total(self) -> int:
+        return self.kv + self.state
+
+
+def pad_cells(n: int) -> int:
+    """n rounded up to the next multiple of 256."""
+    return -(-n // CELL_PAD) * CELL_PAD
+
+
+def cells_for_budget(budget: int, n_ubatch: int, block: int) -> int:
+    """Cells a cache needs to keep `budget` entries per KV head and still take one ubatch or one block."""
+    return pad_cells(budget + max(n_ubatch, block))
+
+
+def kv_bytes(
+    shape: ModelShape,
+    n_cells: int,
+    n_ubatch: int = 512,
+    type_k: str = "f16",
+    type_v: str = "f16",
+    *,
+    swa_full: bool = False,
+) -> int:
+    """Bytes of K and V for one sequence, windowed layers included, recurrent state not.
+
+    n_cells : cells asked for, >= 1. n_ubatch : tokens computed at once; sizes the windowed caches.
+    type_k, type_v : one of CACHE_TYPES. swa_full : windowed layers get n_cells as well (the context
+    parameter of that name, whose default in llama.h is true).
+    Raises OptionError: a size below 1, an unknown type, or one the heads do not fit.
+    """
+    return memory_bytes(shape, n_cells, n_ubatch, type_k, type_v, swa_full=swa_full).kv
+
+
+def memory_bytes(
+    shape: ModelShape,
+    n_cells: int,
+    n_ubatch: int = 512,
+    type_k: str = "f16",
+    type_v: str = "f16",
+    *,
+    flash_attn: bool = True,
+    swa_full: bool = False,
+) -> MemoryBytes:
+    """All parts of one context's memory for one sequence.
+
+    flash_attn : without it V is stored transposed, as wide as the widest layer's.
+    swa_full, Raises : as kv_bytes.
+    """
+    if n_cells < 1 or n_ubatch < 1:
+        raise OptionError(
+            f"n_cells {n_cells} and n_ubatch {n_ubatch} must be at least 1", "ctx-size", "ubatch-size"
+        )
+    problem = type_problem(shape, type_k, type_v, flash_attn=flash_attn)
+    if problem:
+        raise OptionError(problem, "cache-type-k", "cache-type-v")
+    cells = pad_cells(n_cells)
+    window = cells if swa_full else pad_cells(min(cells, shape.n_swa + min(n_ubatch, n_cells)))
+    v_width = max((_width(shape, il)[1] for il in range(shape.n_layer_all)), default=0)
+
+    def size(layers: Iterable[int], n: int) -> int:
+        total = 0
+        for il in layers:
+            k, v = _width(shape, il)
+            if not flash_attn and not shape.is_mla:
+                v = v_width
+            total += n * (_row_bytes(type_k, k) + _row_bytes(type_v, v))
+        return total
+
+    is_split = shape.memory in ("iswa", "hybrid-iswa")
+    full = [il for il in shape.attention_layers if not (is_split and shape.swa_layers[il])]
+    windowed = [il for il in shape.attention_layers if is_split and shape.swa_layers[il]]
+    n_state = sum(shape.recurrent_layers[: shape.n_layer])
+    return MemoryBytes(
+        full=size(full, cells),
+        window=size(windowed, window),
+        state=n_state * 4 * (shape.n_embd_r + shape.n_embd_s),
+        n_cells=cells,
+        n_cells_window=window if is_split else 0,
+    )
+
+
+def type_problem(shape: ModelShape, type_k: str, type_v: str, *, flash_attn: bool = True) -> str:
+    """Why the runtime would refuse these cache types for this model; "" if it would not."""
+    for option, name in (("cache-type-k", type_k), ("cache-type-v", type_v)):
+        if name not in CACHE_TYPES:
+            return f"{option} {name!r} is unknown; choose one of {', '.join(CACHE_TYPES)}"
+    if shape.is_mla and type_k != type_v:
+        return f"this model keeps no V, so cache-type-k ({type_k}) and cache-type-v ({type_v}) must be equal"
+    if _block(type_v)[0] > 1 and not flash_attn:
+        return f"cache-type-v {type_v} needs flash attention: add --flash-attn on, or use f16 for V"
+    for il in shape.attention_layers:
+        for option, name, dim in zip(
+            ("cache-type-k", "cache-type-v"), (type_k, type_v), shape.head_dims(il), strict=True
+        ):
+            if dim % _block(name)[0]:
+                return f"{option} {name} packs {_block(name)[0]} values, the heads of layer {il} have {dim}"
+    return ""
+
+
+def _width(shape: ModelShape, il: int) -> tuple[int, int]:
+    k, v = shape.head_dims(il)
+    return k * shape.n_head_kv[il], v * shape.n_head_kv[il]
+
+
+def _block(name: str) -> tuple[int, int]:
+    return GGML_QUANT_SIZES[GGMLQuantizationType[name.upper()]]
+
+
+def _row_bytes(name: str, n: int) -> int:
+    block, size = _block(name)
+    return n // block * size

@@ -1,0 +1,111 @@
+"""Runs models in the native library, for tests that need one; says why when there is none."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+_log: list[str] = []
+_keep: list[Any] = []
+
+
+def library() -> tuple[Any, str]:
+    """The llama_cpp module with its library loaded, or None and the reason."""
+    with contextlib.suppress(Exception):
+        import h2o_gguf.bindings  # noqa: F401  (points llama_cpp to the library this package brings)
+    try:
+        import llama_cpp
+    except Exception as error:
+        return None, f"no native library: {error}"
+    if not _keep:
+        def take(_level: int, text: bytes, _data: object) -> None:
+            _log.append(text.decode("utf-8", "replace"))
+
+        _keep.append(llama_cpp.llama_log_callback(take))
+        llama_cpp.llama_backend_init()
+    llama_cpp.llama_log_set(_keep[0], None)
+    return llama_cpp, ""
+
+
+@contextlib.contextmanager
+def context(
+    path: Path,
+    *,
+    n_ctx: int = 256,
+    n_ubatch: int = 512,
+    type_k: int = 1,
+    type_v: int = 1,
+    swa_full: bool = False,
+    no_alloc: bool = False,
+) -> Iterator[tuple[Any, Any, str]]:
+    """A model, a context with flash attention, and the log of making it; freed at the end.
+
+    no_alloc : make every size known, allocate and load nothing.
+    """
+    lib, why = library()
+    assert lib is not None, why
+    _log.clear()
+    model_params = lib.llama_model_default_params()
+    model_params.no_alloc = no_alloc
+    if no_alloc:
+        model_params.load_mode = lib.LLAMA_LOAD_MODE_NONE  # mapping the weights would allocate them
+    model = lib.llama_model_load_from_file(str(path).encode(), model_params)
+    assert model, "".join(_log)
+    try:
+        params = lib.llama_context_default_params()
+        params.n_ctx, params.n_batch, params.n_ubatch = n_ctx, max(n_ctx, n_ubatch), n_ubatch
+        params.n_threads = params.n_threads_batch = 2
+        params.flash_attn_type = lib.LLAMA_FLASH_ATTN_TYPE_ENABLED
+        params.type_k, params.type_v, params.swa_full = type_k, type_v, swa_full
+        made = lib.llama_init_from_model(model, params)
+        assert made, "".join(_log)
+        try:
+            yield model, made, "".join(_log)
+        finally:
+            lib.llama_free(made)
+    finally:
+        lib.llama_model_free(model)
+
+
+def logits(path: Path, tokens: Sequence[int], **options: Any) -> np.ndarray:
+    """float32[n_tokens, n_vocab]: the logits after each token, decoded one by one."""
+    lib, _ = library()
+    rows = []
+    with context(path, **options) as (model, made, _log_text):
+        n_vocab = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model))
+        for token in tokens:
+            one = (lib.llama_token * 1)(token)
+            assert lib.llama_decode(made, lib.llama_batch_get_one(one, 1)) == 0, "".join(_log)
+            rows.append(np.ctypeslib.as_array(lib.llama_get_logits(made), (n_vocab,)).copy())
+    return np.array(rows)
+
+
+def embedding(path: Path, tokens: Sequence[int], n_embd: int) -> np.ndarray:
+    """float32[n_embd]: the pooled embedding of an encoder."""
+    lib, _ = library()
+    with context(path) as (_model, made, _log_text):
+        lib.llama_set_embeddings(made, True)
+        batch = lib.llama_batch_get_one((lib.llama_token * len(tokens))(*tokens), len(tokens))
+        assert lib.llama_encode(made, batch) == 0, "".join(_log)
+        return np.ctypeslib.as_array(lib.llama_get_embeddings_seq(made, 0), (n_embd,)).copy()
+
+
+_MIB = r"+([\d.]+) MiB"
+_SIZE = re.compile(rf"(\w+): size = {_MIB} \( *(\d+) cells, .*?\): {_MIB}, . \([^)]*\): {_MIB}")
+
+
+def logged_sizes(log: str) -> list[tuple[str, int, float, float]]:
+    """(kind, n_cells, MiB of K or R, MiB of V or S) of each cache in the log; kind is llama.cpp's class."""
+    found = []
+    for line in log.splitlines():
+        if match := _SIZE.search(line):
+            found.append((match[1], int(match[3]), float(match[4]), float(match[5])))
+    return found
+
+
+__all__ = ["context", "embedding", "library", "logged_sizes", "logits"]
