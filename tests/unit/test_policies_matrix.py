@@ -89,9 +89,9 @@ def test_selection_equals_the_plain_reference(granularity: Any, data: st.DataObj
 
 def test_selection_orders_infinities_negatives_and_both_zeros() -> None:
     scores = np.array([[[np.inf, 0.0, -0.0, -1.5, -np.inf, 1e-45, -1e-45, 3e38]]], np.float32)
-    pos = np.array([[[0, 2, 1, 3, 4, 5, 6, 7]]], np.int32)
+    pos = np.array([[[0, 1, 2, 3, 4, 5, 6, 7]]], np.int32)
     view = CacheView(scores, pos, 8, 8)
-    assert select_lowest(view, scores, view.evictable(0, 0), 8).ravel().tolist() == [4, 3, 6, 2, 1, 5, 7, 0]
+    assert select_lowest(view, scores, view.evictable(0, 0), 8).ravel().tolist() == [4, 3, 6, 1, 2, 5, 7, 0]
 
 
 @pytest.mark.parametrize("name", EVICTING)
