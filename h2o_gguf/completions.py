@@ -1,0 +1,271 @@
+"""Completions and chats of `llama_cpp.Llama`, with our cache underneath."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from h2o_gguf.cancel import CancelToken
+from h2o_gguf.completion import Outcome, Piece, Request, Response, complete
+from h2o_gguf.engine import Engine, Progress
+from h2o_gguf.errors import ContextOverflowError, OptionError
+from h2o_gguf.eviction import Span
+from h2o_gguf.lock import CallLock, Turn
+from h2o_gguf.native import high
+from h2o_gguf.prompt import completion_tokens, find_text, has_infill, one_bos
+from h2o_gguf.report import KVReport
+from h2o_gguf.sampling import SamplingOptions
+from h2o_gguf.vocab import Vocab
+
+__all__ = ["Completions"]
+
+logger = logging.getLogger(__name__)
+
+SYSTEM_HEAD_MAX = 64  # tokens; a system message that begins later is not the head of the prompt
+
+
+class Completions:
+    """create_completion, create_chat_completion and their kin."""
+
+    cache: Any
+    model_path: str
+    spm_infill: bool
+    _cancel: CancelToken
+    _chat: threading.local
+    _lock: CallLock
+    _pin: str | tuple[Span, ...] | None
+    _vocab: Vocab
+
+    def kv_report(self) -> KVReport:
+        """The state of the KV cache."""
+        return self.engine.report()
+
+    def create_completion(
+        self,
+        prompt: str | Sequence[int],
+        suffix: str | None = None,
+        max_tokens: int | None = None,
+        temperature: float = 0.8,
+        top_p: float = 0.95,
+        min_p: float = 0.05,
+        typical_p: float = 1.0,
+        logprobs: int | None = None,
+        echo: bool = False,
+        stop: str | Sequence[str] | None = None,
+        frequency_penalty: float = 0.0,
+        presence_penalty: float = 0.0,
+        repeat_penalty: float = 1.0,
+        top_k: int = 40,
+        stream: bool = False,
+        seed: int | None = None,
+        tfs_z: float = 1.0,
+        mirostat_mode: int = 0,
+        mirostat_tau: float = 5.0,
+        mirostat_eta: float = 0.1,
+        model: str | None = None,
+        stopping_criteria: Any = None,
+        logits_processor: Any = None,
+        grammar: Any = None,
+        logit_bias: Mapping[Any, float] | None = None,
+        *,
+        pin: Sequence[Span] | None = None,
+        progress: Progress | None = None,
+    ) -> Any:
+        """Continue a text; return an OpenAI-shaped result with a `kv` entry, or an iterator of chunks.
+
+        Parameters are llama_cpp.Llama.create_completion's, except:
+
+        max_tokens : None, 0 or -1 generates until the model ends; in a context without end, at most as many
+            tokens as the model was trained on.
+        stop : the stop that begins earliest in the text wins.
+        logprobs : needs no logits_all.
+        pin : spans of the prompt, in tokens, that are never evicted, beside those of the constructor.
+        progress : called with (tokens read, tokens to read) after each batch of the prompt.
+
+        finish_reason is "cancelled" after cancel(). A stream holds the object until it is exhausted or closed.
+
+        Raises: ContextOverflowError, the prompt does not fit and nothing may be evicted; BudgetError, pinned
+            spans do not fit the budget; OptionError; PolicyError. The object stays usable.
+        """
+        vocab, engine = self._vocab, self.engine
+        chat: _Chat | None = getattr(self._chat, "call", None)
+        tokens = completion_tokens(prompt, suffix, vocab, self._tokenize, suffix_first=self.spm_infill)
+        if chat is not None:
+            tokens = one_bos(tokens, vocab)
+        if len(tokens) >= engine.n_ctx:
+            raise ContextOverflowError(len(tokens), engine.n_ctx)
+        if max_tokens is None or max_tokens <= 0:
+            max_tokens = None if engine.n_ctx <= engine.context.n_ctx_train else engine.context.n_ctx_train
+        prompt_text = prompt if isinstance(prompt, str) else self._text_of(tokens)
+        request = Request(
+            tokens=tokens,
+            sampling=self._sampling(
+                temperature=temperature, top_p=top_p, min_p=min_p, typical_p=typical_p, top_k=top_k,
+                frequency_penalty=frequency_penalty, presence_penalty=presence_penalty,
+                repeat_penalty=repeat_penalty, mirostat_mode=mirostat_mode, mirostat_tau=mirostat_tau,
+                mirostat_eta=mirostat_eta, seed=seed, logits_processor=logits_processor, grammar=grammar,
+                logit_bias={int(token): float(bias) for token, bias in (logit_bias or {}).items()},
+            ),
+            max_tokens=max_tokens,
+            stops=[stop] if isinstance(stop, str) else list(stop or ()),
+            criteria=stopping_criteria,
+            pins=self._pins(tokens, pin, chat),
+            n_prompt_chars=len(prompt_text),
+            n_top=logprobs,
+            scores_prompt=echo and logprobs is not None,
+            cancel=self._cancel,
+            progress=progress,
+        )  # fmt: skip
+        response = Response(
+            model if model is not None else self.model_path,
+            request,
+            prompt_text if echo else "",
+            suffix if suffix and not has_infill(vocab) else "",
+        )
+        if stream:
+            return self._stream(request, response, chat)
+        with self._lock.call():
+            self._cancel.clear()
+            pieces: list[Piece] = []
+            outcome = _collect(self._complete(request), pieces)
+            result = response.whole(pieces, outcome, self.engine.report().as_dict())
+        if chat is not None:
+            chat.kv = result["kv"]
+        return result
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """create_completion."""
+        return self.create_completion(*args, **kwargs)
+
+    @functools.wraps(high.Llama.create_chat_completion)
+    def create_chat_completion(self, messages: Sequence[Mapping[str, Any]], *args: Any, **kwargs: Any) -> Any:
+        call = self._chat.call = _Chat(messages)
+        try:
+            result = high.Llama.create_chat_completion(self, messages, *args, **kwargs)
+        finally:
+            self._chat.call = None
+        if isinstance(result, dict):
+            return {**result, "kv": call.kv}
+        return call.with_kv(result)
+
+    # -- inside ---------------------------------------------------------------------------------------
+
+    def _complete(self, request: Request) -> Generator[Piece, None, Outcome]:
+        """complete, with llama-cpp-python's prompt cache around it."""
+        if self.cache is not None:
+            self._look_up(request.tokens)
+        outcome = yield from complete(self.engine, request)
+        if self.cache is not None and outcome.finish_reason != "cancelled":
+            self.cache[[*request.tokens, *outcome.tokens]] = self._save_state()
+        return outcome
+
+    def _look_up(self, tokens: Sequence[int]) -> None:
+        try:
+            state = self.cache[tokens]
+        except KeyError:
+            return
+        prefix = high.Llama.longest_token_prefix
+        if prefix(state.input_ids.tolist(), tokens) > prefix(self.engine.tokens, tokens):
+            self._load_state(state)
+
+    def _stream(self, request: Request, response: Response, chat: _Chat | None) -> Iterator[dict[str, Any]]:
+        turn = self._lock.enter()
+        try:
+            self._cancel.clear()
+            echo = response.echo()
+            if echo is not None:
+                yield from _paused(turn, echo)
+            pieces = self._complete(request)
+            try:
+                while True:
+                    try:
+                        piece = next(pieces)
+                    except StopIteration as end:
+                        outcome: Outcome = end.value
+                        break
+                    yield from _paused(turn, response.chunk(piece))
+            finally:
+                pieces.close()
+            last = response.last_chunk(outcome, self.engine.report().as_dict())
+        finally:
+            turn.end()
+        if chat is not None:
+            chat.kv = last["kv"]
+        yield last
+
+    def _pins(self, tokens: Sequence[int], pin: Sequence[Span] | None, chat: _Chat | None) -> list[Span]:
+        spans = list(pin or ())
+        if isinstance(self._pin, tuple):
+            spans += self._pin
+        elif self._pin == "system" and chat is not None:
+            for text in chat.system_texts():
+                span = find_text(tokens, text, self._vocab)
+                if span is None:
+                    logger.warning("the chat template hides the system message, so it cannot be pinned")
+                    continue
+                start, end = span
+                spans.append((0 if start <= SYSTEM_HEAD_MAX else start, end))
+        return spans
+
+    def _tokenize(self, text: bytes, add_bos: bool, special: bool) -> list[int]:
+        return list(self.tokenize(text, add_bos=add_bos, special=special))
+
+    def _text_of(self, tokens: Sequence[int]) -> str:
+        return b"".join(self._vocab.piece(token) for token in tokens).decode("utf-8", "ignore")
+
+    def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:
+        """The tokens of UTF-8 text; `special`: the names of control tokens count as these tokens."""
+        if not isinstance(text, (bytes, bytearray)):
+            raise OptionError(f"tokenize takes bytes, not {type(text).__name__}: use text.encode()", "text")
+        return list(high.Llama.tokenize(self, bytes(text), add_bos, special))
+
+    if TYPE_CHECKING:  # what the other halves of H2OLlama bring
+
+        @property
+        def engine(self) -> Engine: ...
+        def _sampling(self, **knobs: Any) -> SamplingOptions: ...
+        def _save_state(self) -> Any: ...
+        def _load_state(self, state: Any) -> None: ...
+
+
+class _Chat:
+    """The chat call a completion belongs to."""
+
+    def __init__(self, messages: Sequence[Mapping[str, Any]]) -> None:
+        self.messages = messages
+        self.kv: dict[str, Any] | None = None
+
+    def system_texts(self) -> list[str]:
+        """The texts of the system messages at the head of the chat."""
+        texts = []
+        for message in self.messages:
+            if message.get("role") not in ("system", "developer"):
+                break
+            content = message.get("content") or ""
+            parts = [content] if isinstance(content, str) else [part.get("text", "") for part in content]
+            texts += [part for part in parts if part.strip()]
+        return texts
+
+    def with_kv(self, chunks: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        """The chunks of a stream; the one that ends it says how the cache is."""
+        for chunk in chunks:
+            choices = chunk.get("choices") or [{}]
+            yield chunk if choices[0].get("finish_reason") is None else {**chunk, "kv": self.kv}
+
+
+def _collect(pieces: Generator[Piece, None, Outcome], into: list[Piece]) -> Outcome:
+    while True:
+        try:
+            into.append(next(pieces))
+        except StopIteration as end:
+            outcome: Outcome = end.value
+            return outcome
+
+
+def _paused(turn: Turn, chunk: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    turn.pause()
+    yield chunk
+    turn.resume()

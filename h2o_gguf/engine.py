@@ -1,0 +1,333 @@
+"""Reads and writes tokens inside a KV budget."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from h2o_gguf.align import align
+from h2o_gguf.cancel import CancelToken
+from h2o_gguf.context import DECODE_ABORTED, DECODE_NO_ROOM, Context
+from h2o_gguf.errors import (
+    CacheFullError,
+    Cancelled,
+    ClosedError,
+    ContextOverflowError,
+    NativeError,
+    OptionError,
+)
+from h2o_gguf.eviction import Evictor, NativeCache, Span, check_pins
+from h2o_gguf.policies import Policy
+from h2o_gguf.report import KVReport
+
+__all__ = ["UNBOUNDED", "Engine", "Sampler"]
+
+UNBOUNDED = 2**31 - 1  # llama.cpp counts positions in int32
+
+Logits = NDArray[np.float32]
+Progress = Callable[[int, int], None]
+
+
+class Sampler(Protocol):
+    """Chooses the next token."""
+
+    def sample(self, logits: Logits, tokens: Sequence[int]) -> int | None:
+        """A token, from logits float32[n_vocab] and the tokens so far; None if no token is allowed."""
+        ...
+
+    def accept(self, token: int) -> None:
+        """The token was chosen."""
+        ...
+
+
+class Engine:
+    """One sequence in one llama.cpp context, evicted from as its policy says.
+
+    tokens : every token of the sequence since the last reset, evicted ones included; exactly those the
+        context has seen.
+    cache : the native cache, None when nothing is ever evicted.
+    pins : position spans that are never victims.
+    n_ctx : most tokens of a sequence; UNBOUNDED with eviction, unless positions cannot be renumbered.
+    """
+
+    def __init__(
+        self,
+        ctx: Any,
+        model: Any = None,
+        policy: Policy | None = None,
+        *,
+        n_ctx: int | None = None,
+        cache: NativeCache | None = None,
+        kv_bytes: int = 0,
+    ) -> None:
+        """ctx, model : llama.cpp pointers, or ctx a Context; both outlive the engine.
+
+        policy, cache : both or neither.  kv_bytes : size of the KV memory when there is no cache to ask.
+        """
+        self.context: Context = ctx if model is None else Context(ctx, model)
+        self.cache = cache
+        self.policy = policy if cache is not None else None
+        self.n_ctx = n_ctx if n_ctx is not None else (UNBOUNDED if cache is not None else self.context.n_cells)
+        self.tokens: list[int] = []
+        self.is_closed = False
+        self.cancelled = False  # whether the last generation was cut off by its token
+        self.on_logits: Callable[[int, Logits], None] | None = None  # gets (position, rows) of every batch
+        self._kv_bytes = kv_bytes
+        self._pins: tuple[Span, ...] = ()
+        self._logits: Logits | None = None  # after the last token; None when they must be computed
+        self._mark: tuple[int, Logits] | None = None  # end of the last prompt and the logits there
+        self._evictor = Evictor(self.policy) if self.policy is not None else None
+        if cache is not None and self._evictor is not None:
+            cache.set_policy(self._evictor)
+
+    @property
+    def n_past(self) -> int:
+        """The next position."""
+        return len(self.tokens)
+
+    @property
+    def pins(self) -> list[Span]:
+        """The pinned spans, sorted and merged."""
+        return list(self._pins)
+
+    @pins.setter
+    def pins(self, spans: Sequence[Span]) -> None:
+        self._pins = check_pins(spans, self.policy) if self.policy is not None else tuple(spans)
+        if self._evictor is not None:
+            self._evictor.pins = self._pins
+
+    @property
+    def logits(self) -> Logits | None:
+        """Logits after the last token, float32[n_vocab]; None before the first and after a rollback."""
+        return self._logits
+
+    def reset(self) -> None:
+        """Forget the sequence; pins stay."""
+        self._require_open()
+        self.context.clear()
+        self.tokens.clear()
+        self._logits = self._mark = None
+
+    def rollback(self, n_past: int) -> bool:
+        """Forget every token from position n_past on; False, and nothing forgotten, where that is not exact."""
+        self._require_open()
+        self._settle()
+        if n_past < 0 or n_past > self.n_past:
+            raise OptionError(f"cannot roll back to position {n_past}: the sequence has {self.n_past}", "n_past")
+        if n_past == self.n_past:
+            self._recall_logits()
+            return True
+        if n_past == 0:
+            self.reset()
+            return True
+        if not self._remove_from(n_past):
+            return False
+        del self.tokens[n_past:]
+        self._logits = None
+        if self._mark is not None and self._mark[0] > n_past:
+            self._mark = None
+        self._recall_logits()
+        return True
+
+    def sync(
+        self,
+        tokens: Sequence[int],
+        *,
+        pins: Sequence[Span] | None = None,
+        progress: Progress | None = None,
+        cancel: CancelToken | None = None,
+    ) -> int:
+        """Make the sequence say `tokens`, ready for the next one; return how many cached tokens were kept.
+
+        Cached tokens that spell the same bytes as the prompt's stay in place of them. What differs is rolled
+        back where that is exact; else everything is read again.
+
+        pins : spans of the prompt to pin, in its own indices; None leaves the pins alone.
+
+        Raises: ContextOverflowError before anything changes; Cancelled, with all read so far kept.
+        """
+        self._require_open()
+        prompt = [int(token) for token in tokens]
+        if not prompt:
+            raise OptionError("the prompt has no tokens: give at least one", "prompt")
+        self.context.vocab.check(prompt)
+        self._settle()
+        match = align(self.tokens, prompt, self.context.vocab.text_piece)
+        n_total = match.n_cached + len(prompt) - match.n_prompt
+        if n_total >= self.n_ctx:
+            raise ContextOverflowError(len(prompt), self.n_ctx)
+        kept, rest = match.n_cached, prompt[match.n_prompt :]
+        marked = self._mark is not None and self._mark[0] == kept
+        if not rest and not marked and (kept < self.n_past or self._logits is None):
+            kept, rest = kept - 1, self.tokens[kept - 1 : kept]  # its logits are needed again
+        if pins is not None:
+            spans = [(match.position(start), match.position(end, end=True)) for start, end in pins]
+            self.pins = spans
+        if not self.rollback(kept):
+            kept, rest = 0, prompt
+            self.reset()
+            if pins is not None:
+                self.pins = list(pins)
+        if rest:
+            self.prefill(rest, progress=progress, cancel=cancel)
+        return kept
+
+    def prefill(
+        self,
+        tokens: Sequence[int],
+        *,
+        progress: Progress | None = None,
+        cancel: CancelToken | None = None,
+    ) -> None:
+        """Append tokens, any number of them, a ubatch at a time.
+
+        progress : called with (tokens read, tokens in all) after each ubatch.
+
+        Raises: ContextOverflowError before anything is read; Cancelled, with all read so far kept.
+        """
+        self._require_open()
+        todo = [int(token) for token in tokens]
+        self.context.vocab.check(todo)
+        self._settle()
+        if self.n_past + len(todo) > self.n_ctx:
+            raise ContextOverflowError(self.n_past + len(todo), self.n_ctx)
+        try:
+            for start in range(0, len(todo), self.context.n_batch):
+                if cancel is not None and cancel.cancelled:
+                    raise Cancelled(f"cancelled after {start} of {len(todo)} prompt tokens")
+                self._decode(todo[start : start + self.context.n_batch], cancel)
+                if progress is not None:
+                    progress(min(start + self.context.n_batch, len(todo)), len(todo))
+        finally:
+            self._mark = (self.n_past, self._logits) if self._logits is not None else None
+            self.keep_budget()
+
+    def generate(
+        self, sampler: Sampler, *, max_tokens: int | None = None, cancel: CancelToken | None = None
+    ) -> Iterator[int]:
+        """Yield sampled tokens; each enters the sequence when the next is asked for.
+
+        Ends after max_tokens (None: no limit), at the end of the context, when no token is allowed, or when
+        cancelled (`cancelled` says so). End-of-text tokens are yielded like others: the caller stops there.
+        """
+        self._require_open()
+        self._settle()
+        self.cancelled = False
+        n = 0
+        try:
+            while max_tokens is None or n < max_tokens:
+                if cancel is not None and cancel.cancelled:
+                    self.cancelled = True
+                    return
+                if self._logits is None:
+                    raise OptionError("nothing has been read yet: give a prompt first", "prompt")
+                token = sampler.sample(self._logits, self.tokens)
+                if token is None:
+                    return
+                sampler.accept(token)
+                yield token
+                self._require_open()
+                n += 1
+                if n == max_tokens or self.n_past + 1 >= self.n_ctx:
+                    return
+                try:
+                    self._decode([token], cancel)
+                except Cancelled:
+                    self.cancelled = True
+                    return
+        finally:
+            if not self.is_closed:
+                self.keep_budget()
+
+    def keep_budget(self) -> None:
+        """Evict down to the budget, so that a cache at rest is within it."""
+        if self.cache is None or self.policy is None or self.cache.used() <= self.policy.budget:
+            return
+        try:
+            self.cache.make_room(self.policy.budget)
+        finally:
+            self._raise_policy_error()
+
+    def report(self) -> KVReport:
+        """The state of the cache."""
+        if self.cache is None or self.policy is None:
+            n_used = min(self.n_past, self.context.n_cells)
+            return KVReport("none", min(self.n_ctx, self.context.n_cells), n_used, 0, self.n_past, self._kv_bytes)
+        return KVReport(
+            policy=self.policy.name,
+            budget=self.policy.budget,
+            used=self.cache.used(),
+            evicted=self.cache.n_evicted,
+            n_past=self.n_past,
+            bytes=self.cache.kv_bytes,
+            n_rebases=self.cache.n_rebases,
+        )
+
+    def adopt(self, tokens: Sequence[int], logits: Logits | None) -> None:
+        """Take over a sequence the context was given by other means (a loaded session)."""
+        self.tokens[:] = tokens
+        self._logits, self._mark = logits, None
+        if logits is not None:
+            self._mark = (self.n_past, logits)
+
+    def close(self) -> None:
+        """Detach from the context; may be called twice."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        if self.cache is not None:
+            self.cache.close()
+        self.context.close()
+        self._logits = self._mark = None
+
+    def _require_open(self) -> None:
+        if self.is_closed:
+            raise ClosedError("the engine")
+
+    def _settle(self) -> None:
+        """Make the books agree with the context after a call that was torn off (Ctrl-C, a foreign call)."""
+        if self.context.n_past() == self.n_past:
+            return
+        if self.context.n_past() > self.n_past > 0 and self._remove_from(self.n_past):
+            self._logits = None
+            return
+        self.reset()
+
+    def _remove_from(self, n_past: int) -> bool:
+        if self.cache is not None and n_past < self.cache.rollback_min():
+            return False
+        return self.context.remove_from(n_past)
+
+    def _recall_logits(self) -> None:
+        if self._logits is None and self._mark is not None and self._mark[0] == self.n_past:
+            self._logits = self._mark[1]
+
+    def _decode(self, tokens: Sequence[int], cancel: CancelToken | None) -> None:
+        """Evaluate one batch and enter it into the books."""
+        self._logits = None
+        code = self.context.decode(
+            tokens, self.n_past, all_logits=self.on_logits is not None, cancel=cancel
+        )
+        if code == 0:
+            start = self.n_past
+            self.tokens.extend(tokens)
+            rows = self.context.logits(len(tokens) if self.on_logits is not None else 1)
+            self._logits = rows[-1]
+            if self.on_logits is not None:
+                self.on_logits(start, rows)
+            return
+        self._settle()
+        self._raise_policy_error()
+        if code == DECODE_ABORTED:
+            raise Cancelled(f"cancelled at position {self.n_past}")
+        if code == DECODE_NO_ROOM:
+            n_used = self.cache.used() if self.cache is not None else self.n_past
+            raise CacheFullError(n_used, self.context.n_cells)
+        raise NativeError(f"llama_decode returned {code} for {len(tokens)} tokens at position {self.n_past}", code)
+
+    def _raise_policy_error(self) -> None:
+        if self._evictor is not None:
+            self._evictor.raise_error()

@@ -1,0 +1,102 @@
+"""Between the native cache and a policy: the view goes in, checked victims come out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from h2o_gguf.errors import BudgetError
+from h2o_gguf.policies import Policy, ask
+from h2o_gguf.view import CacheView
+
+__all__ = ["Evictor", "NativeCache", "Span", "check_pins"]
+
+Span = tuple[int, int]  # half-open, positions
+
+
+class NativeCache(Protocol):
+    """What the engine needs of h2o_gguf.bindings.KVCache."""
+
+    @property
+    def kv_bytes(self) -> int: ...
+    @property
+    def n_evicted(self) -> int: ...
+    @property
+    def n_rebases(self) -> int: ...
+    def used(self) -> int: ...
+    def rollback_min(self) -> int: ...
+    def set_policy(self, fn: Callable[[Any, int], NDArray[np.int32]] | None) -> None: ...
+    def make_room(self, n_keep: int) -> int: ...
+    def save(self) -> bytes: ...
+    def load(self, data: bytes) -> None: ...
+    def close(self) -> None: ...
+
+
+class Evictor:
+    """The callback a native cache asks for victims.
+
+    pins : the spans that are never victims; the engine changes them between calls.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self.pins: tuple[Span, ...] = ()
+        self._error: BaseException | None = None
+
+    def __call__(self, native: Any, n: int) -> NDArray[np.int32]:
+        try:
+            return ask(self.policy, self._view(native), n)
+        except BaseException as error:
+            # Native code stands between here and the call that made room: raise_error brings it there.
+            self._error = error
+            raise
+
+    def raise_error(self) -> None:
+        """Raise what the policy raised since the last call of this method, if anything."""
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def _view(self, native: Any) -> CacheView:
+        return CacheView(
+            scores=native.scores,
+            pos=native.pos,
+            n_past=int(native.n_past),
+            n_used=int(native.n_used),
+            decay=self.policy.decay,
+            layer_ids=tuple(native.layer_ids),
+            pins=self.pins,
+        )
+
+
+def check_pins(pins: Sequence[Span], policy: Policy) -> tuple[Span, ...]:
+    """Return the spans sorted and merged.
+
+    Raises: BudgetError, a span is not 0 <= start <= end, or they do not fit into the policy's budget beside
+        its sinks and its recent window.
+    """
+    merged: list[list[int]] = []
+    for start, end in sorted((int(s), int(e)) for s, e in pins):
+        if start < 0 or end < start:
+            raise BudgetError(f"pinned span ({start}, {end}) is not 0 <= start <= end", budget=policy.budget)
+        if start == end:
+            continue
+        if merged and start <= merged[-1][1]:
+            merged[-1][1] = max(merged[-1][1], end)
+        else:
+            merged.append([start, end])
+    spans = tuple((start, end) for start, end in merged)
+    n_pinned = sum(max(0, end - max(start, policy.n_sink)) for start, end in spans)
+    if n_pinned + policy.n_sink + policy.n_recent > policy.budget:
+        raise BudgetError(
+            f"{n_pinned} pinned entries, {policy.n_sink} sinks and a recent window of {policy.n_recent} do not fit "
+            f"into a budget of {policy.budget}: raise kv_budget, pin less, or lower n_recent",
+            budget=policy.budget,
+            n_sink=policy.n_sink,
+            n_recent=policy.n_recent,
+            n_pinned=n_pinned,
+        )
+    return spans

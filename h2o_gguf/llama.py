@@ -1,0 +1,372 @@
+"""`llama_cpp.Llama` with a KV cache that stays inside a budget."""
+
+from __future__ import annotations
+
+import atexit
+import inspect
+import logging
+import os
+import random
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+
+from h2o_gguf import loading
+from h2o_gguf.cancel import CancelToken
+from h2o_gguf.completions import Completions
+from h2o_gguf.context import Context
+from h2o_gguf.engine import UNBOUNDED, Engine
+from h2o_gguf.errors import OptionError, UnsupportedModelError
+from h2o_gguf.eviction import NativeCache, Span
+from h2o_gguf.lock import CallLock
+from h2o_gguf.lowlevel import LowLevel
+from h2o_gguf.models import kv_bytes, read_shape, support
+from h2o_gguf.native import C, high
+from h2o_gguf.policies import Policy
+from h2o_gguf.sizes import CacheOptions, Sizes, plan_sizes
+from h2o_gguf.state import Session, restore_session, save_session
+from h2o_gguf.templates import guess_format, template_handlers
+from h2o_gguf.vocab import NO_TOKEN, Vocab
+
+__all__ = ["H2OLlama"]
+
+logger = logging.getLogger(__name__)
+
+RANDOM_SEED = 0xFFFFFFFF  # llama.cpp's mark for "choose one"
+ROPE_OPTIONS = (
+    "rope_scaling_type", "pooling_type", "attention_type", "rope_freq_base", "rope_freq_scale",
+    "yarn_ext_factor", "yarn_attn_factor", "yarn_beta_fast", "yarn_beta_slow", "yarn_orig_ctx",
+)  # fmt: skip
+MODEL_OPTIONS = ("split_mode", "main_gpu", "tensor_split", "vocab_only", "use_mmap", "use_mlock", "kv_overrides")
+CONTEXT_OPTIONS = ("offload_kqv", "op_offload", "swa_full", "no_perf")
+# llama-cpp-python's server passes these to every model; llama.cpp no longer has them.
+FORMER_OPTIONS = {"rpc_servers", "mul_mat_q"}
+
+_alive: weakref.WeakSet[H2OLlama] = weakref.WeakSet()
+
+
+class H2OLlama(LowLevel, Completions, high.Llama):  # type: ignore[misc]
+    """A GGUF model with the API of `llama_cpp.Llama` and a KV cache that never outgrows its budget.
+
+    model_path : the GGUF file.
+    policy : who is evicted when the cache is full: a name, an object with budget and victims(view, n), or
+        None or "none" for nobody.
+    kv_budget : entries per KV head after an eviction. heavy_ratio, recent_ratio : the same as shares of n_ctx.
+        Without any of them the budget is n_ctx, as far as the model's positions go.
+    n_sink, n_recent : entries that are never evicted; None: the policy's default.
+    pin : what is never evicted either: "system" for the system message of a chat, or spans of positions.
+    granularity : who shares one list of victims: "head", "layer" or "token".
+    kv_block : entries evicted at once while generating, >= 1; 1 is the papers' one at a time.
+    attention : how scores are computed: "auto", "fused", "composed" or "reference".
+    n_ctx : 0 is the model's context. Without eviction the longest sequence; with eviction sequences have no
+        end, and this is the window of positions that is used.
+    n_batch, n_ubatch : tokens computed at once; the smaller counts.
+    n_threads : 0 or None is the physical cores.
+    type_k, type_v : llama.cpp's numbers, or names such as "q8_0".
+    seed : of this object's generations; None or -1: a new one each time.
+
+    All other options are `llama_cpp.Llama`'s. One call at a time: threads wait for each other.
+
+    Raises: ModelFileError with the native reason; UnsupportedModelError; OptionError; BudgetError.
+    """
+
+    def __init__(
+        self,
+        model_path: str | os.PathLike[str],
+        *,
+        policy: str | Policy | None = "h2o+",
+        kv_budget: int | None = None,
+        heavy_ratio: float | None = None,
+        recent_ratio: float | None = None,
+        n_sink: int | None = None,
+        n_recent: int | None = None,
+        pin: str | Sequence[Span] | None = None,
+        granularity: str | None = None,
+        kv_block: int = 64,
+        attention: str = "auto",
+        n_ctx: int = 0,
+        n_batch: int | None = None,
+        n_ubatch: int | None = None,
+        n_threads: int | None = None,
+        n_threads_batch: int | None = None,
+        n_gpu_layers: int = 0,
+        flash_attn: bool = True,
+        type_k: int | str | None = None,
+        type_v: int | str | None = None,
+        seed: int | None = None,
+        logits_all: bool = False,
+        embedding: bool = False,
+        last_n_tokens_size: int = 64,
+        chat_format: str | None = None,
+        chat_handler: Any = None,
+        draft_model: Any = None,
+        tokenizer: Any = None,
+        lora_base: str | None = None,
+        lora_scale: float = 1.0,
+        lora_path: str | None = None,
+        numa: bool | int = False,
+        spm_infill: bool = False,
+        verbose: bool = False,
+        **options: Any,
+    ) -> None:
+        self._closed = True
+        self._stack = ExitStack()
+        self._engine: Engine | None = None
+        self._check_names(options)
+        self._pin = self._check_pin(pin)
+        cache_options = CacheOptions(
+            policy=policy, kv_budget=kv_budget, heavy_ratio=heavy_ratio, recent_ratio=recent_ratio,
+            n_sink=n_sink, n_recent=n_recent, granularity=granularity, kv_block=kv_block,
+            n_ctx=n_ctx, n_batch=n_batch, n_ubatch=n_ubatch,
+        )  # fmt: skip
+        self.verbose = verbose
+        self.model_path = os.fspath(model_path)
+        self.spm_infill, self.draft_model = spm_infill, draft_model
+        self.lora_base, self.lora_scale, self.lora_path = lora_base, lora_scale, lora_path
+        self.last_n_tokens_size = last_n_tokens_size
+        self.kv_overrides = options.get("kv_overrides")
+        self.tensor_split = options.get("tensor_split")
+        self.cache: Any = None
+        self._logits_all = logits_all
+        self._lock = CallLock("this H2OLlama")
+        self._cancel = CancelToken()
+        self._chat = threading.local()
+        self._rows = np.empty((0, 0), np.single)
+        self.set_seed(seed)
+        self.n_threads = n_threads or loading.default_threads()
+        self.n_threads_batch = n_threads_batch or self.n_threads
+        self.numa = int(numa)
+        k, v = loading.kv_type(type_k, "type_k"), loading.kv_type(type_v, "type_v")
+        loading.check_kv_types(k, v, flash_attn)
+        model_options = loading.ModelOptions(
+            n_gpu_layers=n_gpu_layers, **{name: options[name] for name in MODEL_OPTIONS if name in options}
+        )
+        self.model_params = model_options.params
+        self._model_options = model_options  # owns arrays the parameters point to
+        shape = loading.read_model_shape(self.model_path)
+        sizes = self._sizes(cache_options, shape, is_bounded=embedding)
+        high._logger.set_verbose(verbose)
+        with ExitStack() as undo:
+            undo.callback(self._stack.close)
+            if self.numa:
+                C.llama_numa_init(self.numa)
+            self._model = loading.open_model(self.model_path, model_options, verbose)
+            self._stack.callback(self._model.close)
+            self._vocab = Vocab(self._model.model)
+            self._describe(tokenizer, chat_format, chat_handler)
+            if not model_options.params.vocab_only:
+                self.context_params = loading.context_params(
+                    n_cells=sizes.n_cells, n_ubatch=sizes.n_ubatch, n_threads=self.n_threads,
+                    n_threads_batch=self.n_threads_batch, type_k=k, type_v=v, flash_attn=flash_attn,
+                    embedding=embedding,
+                    **{name: options[name] for name in (*CONTEXT_OPTIONS, *ROPE_OPTIONS) if name in options},
+                )  # fmt: skip
+                self._open_context(sizes, shape, kv_block, attention)
+            undo.pop_all()
+        self._closed = False
+        _alive.add(self)
+
+    # -- construction ---------------------------------------------------------------------------------
+
+    @staticmethod
+    def _check_names(options: Mapping[str, Any]) -> None:
+        known = {*MODEL_OPTIONS, *CONTEXT_OPTIONS, *ROPE_OPTIONS, *FORMER_OPTIONS}
+        unknown = [name for name in options if name not in known]
+        if unknown:
+            ours = [name for name in inspect.signature(H2OLlama.__init__).parameters if name not in ("self", "options")]
+            raise OptionError(
+                f"unknown option {', '.join(unknown)}: H2OLlama takes {', '.join([*ours, *sorted(known)])}", *unknown
+            )
+
+    @staticmethod
+    def _check_pin(pin: str | Sequence[Span] | None) -> str | tuple[Span, ...] | None:
+        if pin is None or pin == "system":
+            return "system" if pin else None
+        if isinstance(pin, str):
+            raise OptionError(f"pin is {pin!r}: it can be 'system' or spans of positions such as [(0, 40)]", "pin")
+        return tuple((int(start), int(end)) for start, end in pin)
+
+    def _sizes(self, options: CacheOptions, shape: Any, *, is_bounded: bool) -> Sizes:
+        """The sizes; a model that cannot be evicted from is refused only if eviction was asked for."""
+        if is_bounded:
+            return plan_sizes(CacheOptions(None, n_ctx=options.n_ctx, n_batch=options.n_batch), shape.n_ctx_train)
+        if not options.evicts:
+            return plan_sizes(options, shape.n_ctx_train)
+        verdict = support(shape)
+        if verdict.can_evict:
+            limit = verdict.n_pos_max
+            return plan_sizes(options, shape.n_ctx_train, limit, can_renumber=verdict.can_renumber)
+        if not options.is_default:
+            raise UnsupportedModelError(shape.architecture, verdict.reason)
+        logger.warning("%s: nothing will be evicted: %s", self.model_path, verdict.reason)
+        plain = CacheOptions(None, n_ctx=options.n_ctx, n_batch=options.n_batch, n_ubatch=options.n_ubatch)
+        return plan_sizes(plain, shape.n_ctx_train)
+
+    def _describe(self, tokenizer: Any, chat_format: str | None, chat_handler: Any) -> None:
+        """Set what users and chat handlers read about the model."""
+        self.tokenizer_ = tokenizer or high.LlamaTokenizer(self)
+        self._own_tokenizer = tokenizer is None
+        self._n_vocab = self._vocab.n_tokens
+        self._rows = np.empty((0, self._n_vocab), np.single)
+        self._token_nl, self._token_eos = self.token_nl(), self.token_eos()
+        self.metadata: dict[str, str] = self._model.metadata()
+        texts = [
+            "" if token == NO_TOKEN else self._model.token_get_text(token) for token in (self.token_bos(), self.token_eos())
+        ]
+        self._chat_handlers = template_handlers(self.metadata, texts[0], texts[1], self.token_eos())
+        self.chat_handler = chat_handler
+        self.chat_format = chat_format
+        if chat_format is None and chat_handler is None:
+            self.chat_format = guess_format(self.metadata)
+        self._is_recurrent = bool(C.llama_model_is_recurrent(self._model.model))
+        self._is_hybrid = bool(C.llama_model_is_hybrid(self._model.model))
+
+    def _open_context(self, sizes: Sizes, shape: Any, block: int, attention: str) -> None:
+        self.n_batch = sizes.n_ubatch
+        self._ctx = loading.make_context(self._model, self.context_params, self.verbose)
+        self._stack.callback(self._ctx.close)
+        if self.lora_path:
+            adapter = loading.load_adapter(self._model.model, self._ctx.ctx, self.lora_path, self.lora_scale)
+            self._stack.callback(C.llama_adapter_lora_free, adapter)
+        if self.context_params.embeddings:
+            self._batch = high.llama.internals.LlamaBatch(
+                n_tokens=self.n_batch, embd=0, n_seq_max=self.context_params.n_seq_max, verbose=self.verbose
+            )
+            self._stack.callback(self._batch.close)
+            self._n_ctx = sizes.n_ctx
+            return
+        cache: NativeCache | None = None
+        n_ctx = sizes.n_ctx
+        if sizes.policy is not None:
+            from h2o_gguf.bindings import KVCache
+
+            cache = KVCache(
+                Context.address_of(self._ctx.ctx),
+                budget=sizes.policy.budget,
+                block=block,
+                decay=sizes.policy.decay,
+                attention=attention if sizes.policy.needs_scores else "stock",
+                n_pos_max=sizes.n_pos_max,
+            )
+            n_ctx = UNBOUNDED if sizes.can_renumber else sizes.n_pos_max
+        try:
+            names = {number: name for name, number in loading.KV_TYPES.items()}
+            size = kv_bytes(
+                shape, sizes.n_cells, sizes.n_ubatch, names[self.context_params.type_k], names[self.context_params.type_v]
+            )
+        except ValueError:
+            size = 0  # an architecture whose cache is not known
+        context = Context(self._ctx.ctx, self._model.model)
+        self._engine = Engine(context, None, sizes.policy, n_ctx=n_ctx, cache=cache, kv_bytes=size)
+        self._stack.callback(self._engine.close)
+        self._n_ctx = n_ctx
+        if self._logits_all:
+            self._engine.on_logits = self._store_rows
+
+    # -- life -----------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Free the model; may be called twice. A running call of another thread is cancelled first."""
+        if getattr(self, "_closed", True):
+            return
+        self._closed = True
+        self._cancel.cancel()
+        with self._lock.last_call():
+            self._stack.close()
+        self._engine = None
+        _alive.discard(self)
+
+    def __enter__(self) -> H2OLlama:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"H2OLlama({self.model_path!r}{', closed' if self._closed else ''})"
+
+    # -- facts ----------------------------------------------------------------------------------------
+
+    def n_ctx(self) -> int:
+        """Most tokens of a sequence: 2**31 - 1 where it has no end."""
+        return int(getattr(self, "_n_ctx", 0)) or int(self._model.n_ctx_train())
+
+    def detokenize(self, tokens: Sequence[int], prev_tokens: Sequence[int] | None = None, special: bool = False) -> bytes:
+        """The bytes that tokens spell; control tokens only when `special`."""
+        if not self._own_tokenizer:
+            return bytes(self.tokenizer_.detokenize(tokens, prev_tokens=prev_tokens, special=special))
+        text = b"".join(self._vocab.piece(int(token), special) for token in tokens)
+        # SentencePiece models write a space before the first word.
+        leads = len(tokens) > 0 and tokens[0] == self._vocab.bos and text[:1] == b" "
+        return text[1:] if leads else text
+
+    def set_seed(self, seed: int | None) -> None:
+        """Seed this object's next generations; None or -1: a new seed each time."""
+        is_random = seed is None or seed < 0 or seed == RANDOM_SEED
+        self._seed = RANDOM_SEED if is_random or seed is None else seed
+        self._rng = random.Random(None if is_random else seed)
+
+    def _next_seed(self) -> int:
+        return self._rng.getrandbits(32) % RANDOM_SEED
+
+    def cancel(self) -> None:
+        """Stop the running call, from any thread; it returns what it has, with finish_reason "cancelled"."""
+        if self._lock.is_busy:
+            self._cancel.cancel()
+
+    # -- sessions -------------------------------------------------------------------------------------
+
+    def save_state(self) -> Any:
+        """The sequence as a llama_cpp.LlamaState; its size grows with the cells used."""
+        with self._lock.call():
+            return self._save_state()
+
+    def load_state(self, state: Any) -> None:
+        """Go on where a state was saved, here or in another process.
+
+        state : a LlamaState of save_state, or its llama_state bytes.
+
+        Raises: StateFileError, it is damaged or belongs to another model.
+        """
+        with self._lock.call():
+            self._load_state(state)
+
+    def _save_state(self) -> Any:
+        session = save_session(self.engine, self._facts())
+        data = session.to_bytes()
+        return high.LlamaState(
+            input_ids=session.tokens.astype(np.intc),
+            scores=session.logits[None, :] if session.logits.size else np.zeros((0, self._n_vocab), np.single),
+            n_tokens=int(session.tokens.size),
+            llama_state=data,
+            llama_state_size=len(data),
+            seed=self._seed,
+        )
+
+    def _load_state(self, state: Any) -> None:
+        data = state if isinstance(state, bytes) else state.llama_state
+        restore_session(self.engine, Session.from_bytes(data), self._facts())
+
+    def _facts(self) -> dict[str, Any]:
+        return {
+            "model": self._model.desc(),
+            "n_params": int(self._model.n_params()),
+            "n_bytes": int(self._model.size()),
+            "n_vocab": self._n_vocab,
+            "type_k": int(self.context_params.type_k),
+            "type_v": int(self.context_params.type_v),
+        }
+
+
+@atexit.register
+def _close_all() -> None:
+    """Free every model while the interpreter is still whole."""
+    for llama in list(_alive):
+        llama.close()

@@ -1,0 +1,98 @@
+"""One call at a time on one object."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from h2o_gguf.errors import BusyError
+
+__all__ = ["CallLock", "Turn"]
+
+PATIENCE_S = 30.0
+
+
+class Turn:
+    """The right to use the object; ends once, from whatever thread."""
+
+    def __init__(self, lock: CallLock) -> None:
+        self._lock = lock
+        self.thread = threading.get_ident()
+        self.is_running = True  # False while a stream waits for its reader
+        self.since_s = time.monotonic()
+
+    def resume(self) -> None:
+        """The reader of a stream asks for more, perhaps from another thread."""
+        self._mark(True)
+
+    def pause(self) -> None:
+        """A stream hands out a piece and waits for its reader."""
+        self._mark(False)
+
+    def end(self) -> None:
+        """Let the next call in."""
+        self._lock._leave(self)
+
+    def _mark(self, is_running: bool) -> None:
+        self.thread = threading.get_ident()
+        self.is_running = is_running
+        self.since_s = time.monotonic()
+
+
+class CallLock:
+    """Calls from several threads wait for each other.
+
+    A stream keeps its turn until it is exhausted or closed. Whoever would wait for a stream that cannot go on
+    gets BusyError instead: the thread that is reading the stream itself, at once; another thread, when nobody
+    has read the stream for patience_s seconds.
+    """
+
+    def __init__(self, what: str, patience_s: float = PATIENCE_S) -> None:
+        self.what = what
+        self.patience_s = patience_s
+        self._free = threading.Condition(threading.Lock())
+        self._turn: Turn | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a call or an open stream holds the object."""
+        return self._turn is not None
+
+    def enter(self) -> Turn:
+        """Wait for the turn and return it.  Raises BusyError."""
+        with self._free:
+            while self._turn is not None:
+                turn = self._turn
+                if turn.thread == threading.get_ident():
+                    raise BusyError(f"{self.what} (an open stream of this thread: read it to the end or close it)")
+                idle_s = 0.0 if turn.is_running else time.monotonic() - turn.since_s
+                if idle_s > self.patience_s:
+                    raise BusyError(f"{self.what} (a stream nobody has read for {idle_s:.0f} s)")
+                self._free.wait(0.5 if turn.is_running else min(0.5, self.patience_s - idle_s + 0.001))
+            self._turn = Turn(self)
+            return self._turn
+
+    @contextmanager
+    def call(self) -> Iterator[Turn]:
+        """The turn for the length of a with-block.  Raises BusyError."""
+        turn = self.enter()
+        try:
+            yield turn
+        finally:
+            turn.end()
+
+    @contextmanager
+    def last_call(self) -> Iterator[None]:
+        """Wait until no call is computing, then shut the object; open streams do not hold this up."""
+        with self._free:
+            while self._turn is not None and self._turn.is_running and self._turn.thread != threading.get_ident():
+                self._free.wait(0.05)
+            yield
+
+    def _leave(self, turn: Turn) -> None:
+        with self._free:
+            if self._turn is turn:
+                self._turn = None
+                self._free.notify()

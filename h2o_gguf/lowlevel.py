@@ -1,0 +1,230 @@
+"""The token-level half of `llama_cpp.Llama`: eval, sample, generate, and the arrays its users read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from h2o_gguf.engine import Engine
+from h2o_gguf.errors import ClosedError, OptionError
+from h2o_gguf.lock import CallLock
+from h2o_gguf.sampling import ChainSampler, SamplingOptions
+
+__all__ = ["LowLevel"]
+
+FOREIGN = -1  # a position another program filled, such as a part of an image
+
+
+class LowLevel:
+    """Methods and attributes with llama-cpp-python's names and meaning, on top of an Engine."""
+
+    _engine: Engine | None
+    _lock: CallLock
+    _n_vocab: int
+    _logits_all: bool
+    _closed: bool
+    last_n_tokens_size: int
+
+    @property
+    def engine(self) -> Engine:
+        """The engine.  Raises ClosedError; OptionError, the object was made for embeddings."""
+        if self._closed:
+            raise ClosedError("this H2OLlama")
+        if self._engine is None:
+            raise OptionError("made with embedding=True or vocab_only=True, so it cannot generate", "embedding")
+        return self._engine
+
+    # -- the arrays -----------------------------------------------------------------------------------
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens of the sequence, evicted ones included.  Set it lower to forget the rest."""
+        return self._engine.n_past if self._engine is not None else 0
+
+    @n_tokens.setter
+    def n_tokens(self, n: int) -> None:
+        if self._engine is None:
+            return
+        engine = self.engine
+        if n > engine.n_past:
+            # Image handlers decode into the context themselves and then tell us where it stands.
+            if engine.context.n_past() != n:
+                raise OptionError(f"n_tokens is set to {n}, but the context holds {engine.context.n_past()}")
+            engine.adopt([*engine.tokens, *[FOREIGN] * (n - engine.n_past)], None)
+        elif not engine.rollback(n):
+            kept = engine.tokens[:n]
+            engine.reset()
+            if kept:
+                engine.prefill(kept)
+
+    @property
+    def input_ids(self) -> NDArray[np.intc]:
+        """The tokens of the sequence: a copy, int32[n_tokens]."""
+        return np.asarray(self._engine.tokens if self._engine is not None else [], np.intc)
+
+    @property
+    def _input_ids(self) -> NDArray[np.intc]:
+        return self.input_ids
+
+    @property
+    def scores(self) -> NDArray[np.single]:
+        """Logits: float32[n_tokens, n_vocab] with logits_all=True, else float32[1, n_vocab] of the last token."""
+        if self._logits_all:
+            return self._rows[: self.n_tokens]
+        logits = self._engine.logits if self._engine is not None else None
+        return np.zeros((0, self._n_vocab), np.single) if logits is None else logits[None, :]
+
+    @property
+    def _scores(self) -> NDArray[np.single]:
+        return self.scores
+
+    _rows: NDArray[np.single]
+
+    def _store_rows(self, start: int, rows: NDArray[np.single]) -> None:
+        end = start + len(rows)
+        if end > len(self._rows):
+            grown = np.empty((max(end, 2 * len(self._rows), 256), self._n_vocab), np.single)
+            grown[: len(self._rows)] = self._rows
+            self._rows = grown
+        self._rows[start:end] = rows
+
+    # -- the methods ----------------------------------------------------------------------------------
+
+    def reset(self) -> None:
+        """Forget the sequence."""
+        if self._engine is not None:
+            with self._lock.call():
+                self.engine.reset()
+
+    def eval(self, tokens: Sequence[int]) -> None:
+        """Append tokens to the sequence, any number of them.
+
+        Raises: ContextOverflowError, they do not fit and nothing may be evicted.
+        """
+        with self._lock.call():
+            self.engine.prefill(tokens)
+
+    def sample(
+        self,
+        top_k: int = 40,
+        top_p: float = 0.95,
+        min_p: float = 0.05,
+        typical_p: float = 1.0,
+        temp: float = 0.80,
+        repeat_penalty: float = 1.0,
+        frequency_penalty: float = 0.0,
+        presence_penalty: float = 0.0,
+        tfs_z: float = 1.0,
+        mirostat_mode: int = 0,
+        mirostat_eta: float = 0.1,
+        mirostat_tau: float = 5.0,
+        penalize_nl: bool = True,
+        logits_processor: Any = None,
+        grammar: Any = None,
+        idx: int | None = None,
+    ) -> int:
+        """Return a next token, without appending it.
+
+        idx : the position whose logits are used; other than the last needs logits_all=True.
+        """
+        options = self._sampling(
+            temperature=temp, top_k=top_k, top_p=top_p, min_p=min_p, typical_p=typical_p,
+            repeat_penalty=repeat_penalty, frequency_penalty=frequency_penalty, presence_penalty=presence_penalty,
+            mirostat_mode=mirostat_mode, mirostat_eta=mirostat_eta, mirostat_tau=mirostat_tau,
+            logits_processor=logits_processor, grammar=grammar, seed=None,
+        )  # fmt: skip
+        with self._lock.call(), ChainSampler(self.engine.context.vocab, options) as sampler:
+            engine = self.engine
+            logits = engine.logits
+            if idx is not None and idx != engine.n_past - 1:
+                if not self._logits_all or not 0 <= idx < engine.n_past:
+                    raise OptionError(f"no logits are kept for position {idx}: use logits_all=True", "logits_all")
+                logits = self._rows[idx]
+            if logits is None:
+                raise OptionError("nothing has been read yet: eval a prompt first", "prompt")
+            token = sampler.sample(logits, engine.tokens)
+            if token is None:
+                raise OptionError("grammar and processors leave no token", "grammar", "logits_processor")
+            return token
+
+    def generate(
+        self,
+        tokens: Sequence[int],
+        top_k: int = 40,
+        top_p: float = 0.95,
+        min_p: float = 0.05,
+        typical_p: float = 1.0,
+        temp: float = 0.80,
+        repeat_penalty: float = 1.0,
+        reset: bool = True,
+        frequency_penalty: float = 0.0,
+        presence_penalty: float = 0.0,
+        tfs_z: float = 1.0,
+        mirostat_mode: int = 0,
+        mirostat_tau: float = 5.0,
+        mirostat_eta: float = 0.1,
+        penalize_nl: bool = True,
+        logits_processor: Any = None,
+        stopping_criteria: Callable[[NDArray[np.intc], NDArray[np.single]], bool] | None = None,
+        grammar: Any = None,
+    ) -> Generator[int, Sequence[int] | None, None]:
+        """Yield tokens after a prompt, for ever: end-of-text tokens are yielded like others.
+
+        What is sent into the generator is appended after the token. Ends with the context, where nothing may be
+        evicted. reset : whether `tokens` is the whole sequence (what is in the cache already is reused), or
+        follows what was read before.
+        """
+        options = self._sampling(
+            temperature=temp, top_k=top_k, top_p=top_p, min_p=min_p, typical_p=typical_p,
+            repeat_penalty=repeat_penalty, frequency_penalty=frequency_penalty, presence_penalty=presence_penalty,
+            mirostat_mode=mirostat_mode, mirostat_eta=mirostat_eta, mirostat_tau=mirostat_tau,
+            logits_processor=logits_processor, grammar=grammar, seed=None,
+        )  # fmt: skip
+        prompt = [int(token) for token in tokens]
+        turn = self._lock.enter()
+        try:
+            engine = self.engine
+            with ChainSampler(engine.context.vocab, options) as sampler:
+                if reset:
+                    engine.sync(prompt)
+                elif prompt:
+                    engine.prefill(prompt)
+                while True:
+                    stream = engine.generate(sampler)
+                    try:
+                        sent = None
+                        for token in stream:
+                            if stopping_criteria is not None and stopping_criteria(self.input_ids, self.scores[-1]):
+                                return
+                            turn.pause()
+                            sent = yield token
+                            turn.resume()
+                            if sent is not None:
+                                break
+                    finally:
+                        stream.close()
+                    if sent is None:
+                        return
+                    engine.prefill([token, *(int(t) for t in sent)])
+        finally:
+            turn.end()
+
+    def _sampling(self, *, logits_processor: Any, grammar: Any, seed: int | None, **knobs: Any) -> SamplingOptions:
+        """Options for one generation; seed None: the next of this object's."""
+        processors = () if logits_processor is None else logits_processor
+        if callable(processors) and not isinstance(processors, (list, tuple)):
+            processors = (processors,)
+        return SamplingOptions(
+            **knobs,
+            penalty_last_n=self.last_n_tokens_size,
+            seed=self._next_seed() if seed is None or seed < 0 else seed,
+            logits_processors=tuple(processors),
+            grammar=None if grammar is None else (grammar._grammar, grammar._root),
+        )
+
+    if TYPE_CHECKING:
+
+        def _next_seed(self) -> int: ...

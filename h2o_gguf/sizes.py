@@ -1,0 +1,174 @@
+"""From what a caller asks for to the numbers a context is made with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from h2o_gguf import policies
+from h2o_gguf.errors import BudgetError, OptionError
+from h2o_gguf.policies import Policy
+
+__all__ = ["N_BATCH", "CacheOptions", "Sizes", "plan_sizes"]
+
+N_BATCH = 512
+N_BATCH_MIN = 32
+PAD = 256  # llama.cpp rounds the cells of a cache up to a multiple of this
+
+
+@dataclass(frozen=True)
+class CacheOptions:
+    """The part of H2OLlama's options that sizes the cache; None where the caller said nothing."""
+
+    policy: str | Policy | None = "h2o+"
+    kv_budget: int | None = None
+    heavy_ratio: float | None = None
+    recent_ratio: float | None = None
+    n_sink: int | None = None
+    n_recent: int | None = None
+    granularity: str | None = None
+    kv_block: int = 64
+    n_ctx: int = 0
+    n_batch: int | None = None
+    n_ubatch: int | None = None
+
+    @property
+    def evicts(self) -> bool:
+        """Whether entries are ever evicted."""
+        if self.policy is None:
+            return False
+        name = self.policy if isinstance(self.policy, str) else getattr(self.policy, "name", "")
+        return str(name).strip().lower() != "none"
+
+    @property
+    def is_default(self) -> bool:
+        """Whether the caller left all of eviction to us."""
+        asked = (self.kv_budget, self.heavy_ratio, self.recent_ratio, self.n_sink, self.n_recent, self.granularity)
+        return self.policy == "h2o+" and all(value is None for value in asked)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The numbers.
+
+    policy : with its budget; None: nothing is evicted.
+    n_cells : rows of the cache. n_ubatch : most tokens of one batch. n_pos_max : rotary positions stay below.
+    n_ctx : the logical limit when nothing is evicted, else the window of positions.
+    can_renumber : whether sequences may go past n_pos_max.
+    """
+
+    policy: Policy | None
+    n_ctx: int
+    n_cells: int
+    n_ubatch: int
+    n_pos_max: int
+    can_renumber: bool = True
+
+
+def plan_sizes(
+    options: CacheOptions, n_ctx_train: int, n_pos_limit: int | None = None, *, can_renumber: bool = True
+) -> Sizes:
+    """Return the sizes of a context for a model trained on n_ctx_train tokens.
+
+    Without eviction n_ctx is the longest sequence. With eviction a sequence has no end, and n_ctx bounds its
+    memory and its positions: it is the budget when none is given, ratios are shares of it, and positions are
+    renumbered before they pass it.
+
+    n_pos_limit : positions the model can be asked for; None: n_ctx_train. can_renumber : whether keys can be
+        moved to new positions; if not, a sequence ends at n_pos_limit.
+
+    Raises: OptionError, BudgetError, with the numbers.
+    """
+    n_ctx = _check("n_ctx", options.n_ctx, 0) or n_ctx_train
+    block = _check("kv_block", options.kv_block, 1)
+    if not options.evicts:
+        _refuse_cache_options(options)
+        n_ubatch = min(_n_batch(options, N_BATCH), n_ctx)
+        return Sizes(None, n_ctx, n_ctx, n_ubatch, n_ctx)
+    limit = n_pos_limit or n_ctx_train
+    n_pos_max = min(n_ctx, limit) if can_renumber else limit
+    policy, is_given = _policy(options, n_ctx)
+    n_ubatch = min(_n_batch(options, min(N_BATCH, max(N_BATCH_MIN, policy.budget))), n_ctx)
+    overhead = max(n_ubatch, block)
+    if policy.budget + overhead > n_pos_max:
+        # The cache must be renumbered with a whole batch beside the budget, inside the trained positions.
+        if policy.budget + overhead <= limit:
+            n_pos_max = policy.budget + overhead
+        elif is_given and options.n_batch is None and options.n_ubatch is None and policy.budget + block < limit:
+            n_ubatch = min(n_ubatch, limit - policy.budget)
+            n_pos_max, overhead = limit, max(n_ubatch, block)
+        elif is_given:
+            raise BudgetError(
+                f"a budget of {policy.budget} entries and a batch of {overhead} tokens exceed the {limit} positions "
+                f"the model knows: lower kv_budget to at most {limit - overhead}, or n_batch",
+                budget=policy.budget,
+            )
+        else:
+            n_ubatch = min(n_ubatch, max(N_BATCH_MIN, limit // 4))
+            overhead = max(n_ubatch, min(block, limit // 4))
+            n_pos_max = limit
+            policy = _make(options, limit - overhead)
+    return Sizes(policy, n_ctx, _pad(policy.budget + overhead), n_ubatch, n_pos_max, can_renumber)
+
+
+def _policy(options: CacheOptions, n_ctx: int) -> tuple[Policy, bool]:
+    """The policy, and whether the caller gave its budget."""
+    if not isinstance(options.policy, str):
+        budget = getattr(options.policy, "budget", None)
+        for name in ("heavy_ratio", "recent_ratio", "n_sink", "n_recent", "granularity"):
+            if getattr(options, name) is not None:
+                raise OptionError(f"{name} and a policy object both say it: set it on the policy", name, "policy")
+        if options.kv_budget not in (None, budget):
+            raise OptionError(
+                f"kv_budget {options.kv_budget} contradicts the policy's budget {budget}: give one",
+                "kv_budget",
+                "policy",
+            )
+        return policies.as_policy(options.policy), True
+    if options.heavy_ratio is None and options.recent_ratio is None:
+        is_given = options.kv_budget is not None
+        return _make(options, n_ctx if options.kv_budget is None else options.kv_budget), is_given
+    found = policies.resolve_budget(
+        n_ctx,
+        options.kv_budget,
+        options.heavy_ratio,
+        options.recent_ratio,
+        n_recent=options.n_recent,
+        n_sink=options.n_sink or 0,
+    )
+    return _make(options, found.budget, n_recent=found.n_recent), True
+
+
+def _make(options: CacheOptions, budget: int, **knobs: Any) -> Policy:
+    for name in ("n_sink", "n_recent", "granularity"):
+        value = getattr(options, name)
+        if value is not None:
+            knobs.setdefault(name, value)
+    return policies.make(str(options.policy), budget=budget, **knobs)
+
+
+def _refuse_cache_options(options: CacheOptions) -> None:
+    for name in ("kv_budget", "heavy_ratio", "recent_ratio", "n_sink", "n_recent", "granularity"):
+        if getattr(options, name) is not None:
+            raise OptionError(
+                f"{name} needs a policy that evicts, and the policy is 'none': leave it out, or choose a policy",
+                name,
+                "policy",
+            )
+
+
+def _n_batch(options: CacheOptions, default: int) -> int:
+    """Tokens computed at once; llama.cpp's two batch sizes are one here, so that room is made for each batch."""
+    asked = [_check(name, value, 1) for name, value in
+             (("n_batch", options.n_batch), ("n_ubatch", options.n_ubatch)) if value is not None]  # fmt: skip
+    return min(asked) if asked else default
+
+
+def _check(name: str, value: Any, at_least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
+        raise OptionError(f"{name} is {value!r}: it must be a whole number, {at_least} or more", name)
+    return value
+
+
+def _pad(n: int) -> int:
+    return -(-n // PAD) * PAD
