@@ -13,7 +13,7 @@ class Alignment:
     """Which tokens of the cache say the same as a prefix of the prompt.
 
     n_cached : that many cached tokens stay.  n_prompt : they stand for that many tokens of the prompt.
-    borders : pairs (index in prompt, index in cache) where a token begins on both sides, where the two differ.
+    borders : pairs (index in prompt, index in cache), the ends of the runs that are cut in different ways.
     """
 
     n_cached: int
@@ -49,8 +49,8 @@ def align(
 ) -> Alignment:
     """Return how much of the cache the prompt can keep.
 
-    Tokens match when they are equal, or when a run of cached tokens and a run of prompt tokens spell the same
-    bytes: a reply that was generated as tokens comes back as text and may be cut into other tokens. The cached
+    Tokens match when they are equal, or when a run of cached and a run of prompt tokens spell the same bytes:
+    a reply that was generated as tokens comes back as text and may be cut into other tokens. The cached
     ones stay, since they are what the model saw.
 
     piece : the bytes of a text token; None for a control token, which matches nothing but itself.

@@ -30,7 +30,8 @@ class Request:
     """What to complete, and until when.
 
     tokens : the prompt. n_prompt_chars : length of its text, where offsets begin.
-    max_tokens : None, until the model ends or the context does. n_top : log probabilities to report, None for none.
+    max_tokens : None, until the model ends or the context does.
+    n_top : log probabilities to report, None for none.
     scores_prompt : report log probabilities of the prompt's tokens too.
     """
 
@@ -88,13 +89,17 @@ def complete(engine: Engine, request: Request) -> Generator[Piece, None, Outcome
         tokens = engine.generate(sampler, max_tokens=request.max_tokens, cancel=request.cancel)
         try:
             for token in tokens:
-                if vocab.is_end(token) or (request.criteria is not None and _criteria_met(engine, request.criteria)):
+                if vocab.is_end(token) or (
+                    request.criteria is not None and _criteria_met(engine, request.criteria)
+                ):
                     outcome.finish_reason = "stop"
                     break
                 outcome.tokens.append(token)
                 if request.n_top is not None:
                     infos.append(
-                        token_info(token, request.n_prompt_chars + n_chars, engine.logits, request.n_top, vocab)
+                        token_info(
+                            token, request.n_prompt_chars + n_chars, engine.logits, request.n_top, vocab
+                        )
                     )
                 new = text.push(vocab.piece(token))
                 n_chars += len(new)
@@ -151,7 +156,11 @@ def _read_prompt(engine: Engine, request: Request, outcome: Outcome) -> None:
 
 def _criteria_met(engine: Engine, criteria: StoppingCriteria) -> bool:
     logits = engine.logits
-    return bool(criteria(np.asarray(engine.tokens, np.intc), logits if logits is not None else np.zeros(0, np.float32)))
+    return bool(
+        criteria(
+            np.asarray(engine.tokens, np.intc), logits if logits is not None else np.zeros(0, np.float32)
+        )
+    )
 
 
 def _end_reason(engine: Engine, request: Request, outcome: Outcome) -> str:
@@ -195,7 +204,9 @@ class Response:
         text = self._prompt_text + "".join(piece.text for piece in pieces) + self._suffix
         logprobs = None
         if self._request.n_top is not None:
-            logprobs = logprobs_dict([*outcome.prompt_infos, *(info for piece in pieces for info in piece.infos)])
+            logprobs = logprobs_dict(
+                [*outcome.prompt_infos, *(info for piece in pieces for info in piece.infos)]
+            )
         n_prompt, n_new = len(self._request.tokens), len(outcome.tokens)
         return {
             **self._choice(text, logprobs, outcome.finish_reason),
@@ -207,6 +218,8 @@ class Response:
             "kv": kv,
         }
 
-    def _choice(self, text: str, logprobs: dict[str, Any] | None, finish_reason: str | None) -> dict[str, Any]:
+    def _choice(
+        self, text: str, logprobs: dict[str, Any] | None, finish_reason: str | None
+    ) -> dict[str, Any]:
         choice = {"text": text, "index": 0, "logprobs": logprobs, "finish_reason": finish_reason}
         return {**self._head, "choices": [choice]}

@@ -85,7 +85,7 @@ class Completions:
         pin : spans of the prompt, in tokens, that are never evicted, beside those of the constructor.
         progress : called with (tokens read, tokens to read) after each batch of the prompt.
 
-        finish_reason is "cancelled" after cancel(). A stream holds the object until it is exhausted or closed.
+        finish_reason is "cancelled" after cancel(). A stream holds the object until it ends or is closed.
 
         Raises: ContextOverflowError, the prompt does not fit and nothing may be evicted; BudgetError, pinned
             spans do not fit the budget; OptionError; PolicyError. The object stays usable.

@@ -16,10 +16,11 @@ from h2o_gguf.errors import NativeError
 from h2o_gguf.native import C
 from h2o_gguf.vocab import Vocab
 
-__all__ = ["Context", "DECODE_ABORTED", "DECODE_NO_ROOM"]
+__all__ = ["DECODE_ABORTED", "DECODE_NO_ROOM", "DECODE_NO_VICTIMS", "Context"]
 
 DECODE_NO_ROOM = 1
 DECODE_ABORTED = 2
+DECODE_NO_VICTIMS = -100  # H2OG_DECODE_FAILED: room could not be made
 END = -1  # llama.cpp: to the end of the sequence
 
 
@@ -69,7 +70,7 @@ class Context:
     def decode(
         self, tokens: Sequence[int], pos: int, *, all_logits: bool = False, cancel: CancelToken | None = None
     ) -> int:
-        """Evaluate tokens at positions pos, pos + 1, ...; return llama_decode's code.  At most n_batch tokens."""
+        """Evaluate at most n_batch tokens at positions pos, pos + 1, ...; return llama_decode's code."""
         n = len(tokens)
         self._token[:n] = tokens
         self._pos[:n] = np.arange(pos, pos + n)

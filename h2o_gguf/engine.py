@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from h2o_gguf.align import align
 from h2o_gguf.cancel import CancelToken
-from h2o_gguf.context import DECODE_ABORTED, DECODE_NO_ROOM, Context
+from h2o_gguf.context import DECODE_ABORTED, DECODE_NO_ROOM, DECODE_NO_VICTIMS, Context
 from h2o_gguf.errors import (
     CacheFullError,
     Cancelled,
@@ -70,7 +70,9 @@ class Engine:
         self.context: Context = ctx if model is None else Context(ctx, model)
         self.cache = cache
         self.policy = policy if cache is not None else None
-        self.n_ctx = n_ctx if n_ctx is not None else (UNBOUNDED if cache is not None else self.context.n_cells)
+        self.n_ctx = (
+            n_ctx if n_ctx is not None else (UNBOUNDED if cache is not None else self.context.n_cells)
+        )
         self.tokens: list[int] = []
         self.is_closed = False
         self.cancelled = False  # whether the last generation was cut off by its token
@@ -112,11 +114,13 @@ class Engine:
         self._logits = self._mark = None
 
     def rollback(self, n_past: int) -> bool:
-        """Forget every token from position n_past on; False, and nothing forgotten, where that is not exact."""
+        """Forget all tokens from position n_past on; False, and nothing forgotten, where that is inexact."""
         self._require_open()
         self._settle()
         if n_past < 0 or n_past > self.n_past:
-            raise OptionError(f"cannot roll back to position {n_past}: the sequence has {self.n_past}", "n_past")
+            raise OptionError(
+                f"cannot roll back to position {n_past}: the sequence has {self.n_past}", "n_past"
+            )
         if n_past == self.n_past:
             self._recall_logits()
             return True
@@ -140,7 +144,7 @@ class Engine:
         progress: Progress | None = None,
         cancel: CancelToken | None = None,
     ) -> int:
-        """Make the sequence say `tokens`, ready for the next one; return how many cached tokens were kept.
+        """Make the sequence say `tokens`, ready for the next; return how many cached tokens were kept.
 
         Cached tokens that spell the same bytes as the prompt's stay in place of them. What differs is rolled
         back where that is exact; else everything is read again.
@@ -207,7 +211,7 @@ class Engine:
 
     def generate(
         self, sampler: Sampler, *, max_tokens: int | None = None, cancel: CancelToken | None = None
-    ) -> Iterator[int]:
+    ) -> Generator[int, None, None]:
         """Yield sampled tokens; each enters the sequence when the next is asked for.
 
         Ends after max_tokens (None: no limit), at the end of the context, when no token is allowed, or when
@@ -255,7 +259,9 @@ class Engine:
         """The state of the cache."""
         if self.cache is None or self.policy is None:
             n_used = min(self.n_past, self.context.n_cells)
-            return KVReport("none", min(self.n_ctx, self.context.n_cells), n_used, 0, self.n_past, self._kv_bytes)
+            return KVReport(
+                "none", min(self.n_ctx, self.context.n_cells), n_used, 0, self.n_past, self._kv_bytes
+            )
         return KVReport(
             policy=self.policy.name,
             budget=self.policy.budget,
@@ -308,9 +314,7 @@ class Engine:
     def _decode(self, tokens: Sequence[int], cancel: CancelToken | None) -> None:
         """Evaluate one batch and enter it into the books."""
         self._logits = None
-        code = self.context.decode(
-            tokens, self.n_past, all_logits=self.on_logits is not None, cancel=cancel
-        )
+        code = self.context.decode(tokens, self.n_past, all_logits=self.on_logits is not None, cancel=cancel)
         if code == 0:
             start = self.n_past
             self.tokens.extend(tokens)
@@ -319,15 +323,26 @@ class Engine:
             if self.on_logits is not None:
                 self.on_logits(start, rows)
             return
+        reason = _room_failure() if code == DECODE_NO_VICTIMS else ""
         self._settle()
         self._raise_policy_error()
+        if reason:
+            raise NativeError(f"cannot make room for {len(tokens)} tokens: {reason}", code)
         if code == DECODE_ABORTED:
             raise Cancelled(f"cancelled at position {self.n_past}")
         if code == DECODE_NO_ROOM:
             n_used = self.cache.used() if self.cache is not None else self.n_past
             raise CacheFullError(n_used, self.context.n_cells)
-        raise NativeError(f"llama_decode returned {code} for {len(tokens)} tokens at position {self.n_past}", code)
+        raise NativeError(
+            f"llama_decode returned {code} for {len(tokens)} tokens at position {self.n_past}", code
+        )
 
     def _raise_policy_error(self) -> None:
         if self._evictor is not None:
             self._evictor.raise_error()
+
+
+def _room_failure() -> str:
+    from h2o_gguf.bindings.library import last_error
+
+    return last_error() or "the native part gives no reason"

@@ -92,8 +92,8 @@ def check_pins(pins: Sequence[Span], policy: Policy) -> tuple[Span, ...]:
     n_pinned = sum(max(0, end - max(start, policy.n_sink)) for start, end in spans)
     if n_pinned + policy.n_sink + policy.n_recent > policy.budget:
         raise BudgetError(
-            f"{n_pinned} pinned entries, {policy.n_sink} sinks and a recent window of {policy.n_recent} do not fit "
-            f"into a budget of {policy.budget}: raise kv_budget, pin less, or lower n_recent",
+            f"{n_pinned} pinned entries, {policy.n_sink} sinks and a recent window of {policy.n_recent} "
+            f"do not fit into a budget of {policy.budget}: raise kv_budget, pin less, or lower n_recent",
             budget=policy.budget,
             n_sink=policy.n_sink,
             n_recent=policy.n_recent,

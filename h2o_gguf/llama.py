@@ -24,7 +24,7 @@ from h2o_gguf.errors import OptionError, UnsupportedModelError
 from h2o_gguf.eviction import NativeCache, Span
 from h2o_gguf.lock import CallLock
 from h2o_gguf.lowlevel import LowLevel
-from h2o_gguf.models import kv_bytes, read_shape, support
+from h2o_gguf.models import kv_bytes, support
 from h2o_gguf.native import C, high
 from h2o_gguf.policies import Policy
 from h2o_gguf.sizes import CacheOptions, Sizes, plan_sizes
@@ -41,7 +41,15 @@ ROPE_OPTIONS = (
     "rope_scaling_type", "pooling_type", "attention_type", "rope_freq_base", "rope_freq_scale",
     "yarn_ext_factor", "yarn_attn_factor", "yarn_beta_fast", "yarn_beta_slow", "yarn_orig_ctx",
 )  # fmt: skip
-MODEL_OPTIONS = ("split_mode", "main_gpu", "tensor_split", "vocab_only", "use_mmap", "use_mlock", "kv_overrides")
+MODEL_OPTIONS = (
+    "split_mode",
+    "main_gpu",
+    "tensor_split",
+    "vocab_only",
+    "use_mmap",
+    "use_mlock",
+    "kv_overrides",
+)
 CONTEXT_OPTIONS = ("offload_kqv", "op_offload", "swa_full", "no_perf")
 # llama-cpp-python's server passes these to every model; llama.cpp no longer has them.
 FORMER_OPTIONS = {"rpc_servers", "mul_mat_q"}
@@ -55,8 +63,8 @@ class H2OLlama(LowLevel, Completions, high.Llama):  # type: ignore[misc]
     model_path : the GGUF file.
     policy : who is evicted when the cache is full: a name, an object with budget and victims(view, n), or
         None or "none" for nobody.
-    kv_budget : entries per KV head after an eviction. heavy_ratio, recent_ratio : the same as shares of n_ctx.
-        Without any of them the budget is n_ctx, as far as the model's positions go.
+    kv_budget : entries per KV head after an eviction. heavy_ratio, recent_ratio : the same, as shares of
+        n_ctx. Without any of them the budget is n_ctx, as far as the model's positions go.
     n_sink, n_recent : entries that are never evicted; None: the policy's default.
     pin : what is never evicted either: "system" for the system message of a chat, or spans of positions.
     granularity : who shares one list of victims: "head", "layer" or "token".
@@ -177,9 +185,14 @@ class H2OLlama(LowLevel, Completions, high.Llama):  # type: ignore[misc]
         known = {*MODEL_OPTIONS, *CONTEXT_OPTIONS, *ROPE_OPTIONS, *FORMER_OPTIONS}
         unknown = [name for name in options if name not in known]
         if unknown:
-            ours = [name for name in inspect.signature(H2OLlama.__init__).parameters if name not in ("self", "options")]
+            ours = [
+                name
+                for name in inspect.signature(H2OLlama.__init__).parameters
+                if name not in ("self", "options")
+            ]
             raise OptionError(
-                f"unknown option {', '.join(unknown)}: H2OLlama takes {', '.join([*ours, *sorted(known)])}", *unknown
+                f"unknown option {', '.join(unknown)}: H2OLlama takes {', '.join([*ours, *sorted(known)])}",
+                *unknown,
             )
 
     @staticmethod
@@ -187,13 +200,17 @@ class H2OLlama(LowLevel, Completions, high.Llama):  # type: ignore[misc]
         if pin is None or pin == "system":
             return "system" if pin else None
         if isinstance(pin, str):
-            raise OptionError(f"pin is {pin!r}: it can be 'system' or spans of positions such as [(0, 40)]", "pin")
+            raise OptionError(
+                f"pin is {pin!r}: it can be 'system' or spans of positions such as [(0, 40)]", "pin"
+            )
         return tuple((int(start), int(end)) for start, end in pin)
 
     def _sizes(self, options: CacheOptions, shape: Any, *, is_bounded: bool) -> Sizes:
         """The sizes; a model that cannot be evicted from is refused only if eviction was asked for."""
         if is_bounded:
-            return plan_sizes(CacheOptions(None, n_ctx=options.n_ctx, n_batch=options.n_batch), shape.n_ctx_train)
+            return plan_sizes(
+                CacheOptions(None, n_ctx=options.n_ctx, n_batch=options.n_batch), shape.n_ctx_train
+            )
         if not options.evicts:
             return plan_sizes(options, shape.n_ctx_train)
         verdict = support(shape)
@@ -215,7 +232,8 @@ class H2OLlama(LowLevel, Completions, high.Llama):  # type: ignore[misc]
         self._token_nl, self._token_eos = self.token_nl(), self.token_eos()
         self.metadata: dict[str, str] = self._model.metadata()
         texts = [
-            "" if token == NO_TOKEN else self._model.token_get_text(token) for token in (self.token_bos(), self.token_eos())
+            "" if token == NO_TOKEN else self._model.token_get_text(token)
+            for token in (self.token_bos(), self.token_eos())
         ]
         self._chat_handlers = template_handlers(self.metadata, texts[0], texts[1], self.token_eos())
         self.chat_handler = chat_handler
@@ -256,7 +274,11 @@ class H2OLlama(LowLevel, Completions, high.Llama):  # type: ignore[misc]
         try:
             names = {number: name for name, number in loading.KV_TYPES.items()}
             size = kv_bytes(
-                shape, sizes.n_cells, sizes.n_ubatch, names[self.context_params.type_k], names[self.context_params.type_v]
+                shape,
+                sizes.n_cells,
+                sizes.n_ubatch,
+                names[self.context_params.type_k],
+                names[self.context_params.type_v],
             )
         except ValueError:
             size = 0  # an architecture whose cache is not known
@@ -298,7 +320,9 @@ class H2OLlama(LowLevel, Completions, high.Llama):  # type: ignore[misc]
         """Most tokens of a sequence: 2**31 - 1 where it has no end."""
         return int(getattr(self, "_n_ctx", 0)) or int(self._model.n_ctx_train())
 
-    def detokenize(self, tokens: Sequence[int], prev_tokens: Sequence[int] | None = None, special: bool = False) -> bytes:
+    def detokenize(
+        self, tokens: Sequence[int], prev_tokens: Sequence[int] | None = None, special: bool = False
+    ) -> bytes:
         """The bytes that tokens spell; control tokens only when `special`."""
         if not self._own_tokenizer:
             return bytes(self.tokenizer_.detokenize(tokens, prev_tokens=prev_tokens, special=special))
@@ -343,7 +367,9 @@ class H2OLlama(LowLevel, Completions, high.Llama):  # type: ignore[misc]
         data = session.to_bytes()
         return high.LlamaState(
             input_ids=session.tokens.astype(np.intc),
-            scores=session.logits[None, :] if session.logits.size else np.zeros((0, self._n_vocab), np.single),
+            scores=session.logits[None, :]
+            if session.logits.size
+            else np.zeros((0, self._n_vocab), np.single),
             n_tokens=int(session.tokens.size),
             llama_state=data,
             llama_state_size=len(data),

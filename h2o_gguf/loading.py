@@ -50,7 +50,7 @@ def default_threads() -> int:
 
 
 def kv_type(value: int | str | None, name: str) -> int:
-    """The ggml type of a cache, from llama.cpp's number or its name ("q8_0"); f16 for None.  Raises OptionError."""
+    """The ggml type of a cache, from its number or name ("q8_0"); f16 for None.  Raises OptionError."""
     if value is None:
         return KV_TYPES["f16"]
     if isinstance(value, str) and value.lower() in KV_TYPES:
@@ -109,7 +109,8 @@ class ModelOptions:
     def _set_tensor_split(self, shares: Sequence[float]) -> None:
         if len(shares) > C.LLAMA_MAX_DEVICES:
             raise OptionError(
-                f"tensor_split has {len(shares)} shares, llama.cpp takes at most {C.LLAMA_MAX_DEVICES}", "tensor_split"
+                f"tensor_split has {len(shares)} shares, the most is {C.LLAMA_MAX_DEVICES}",
+                "tensor_split",
             )
         self._tensor_split = (ctypes.c_float * C.LLAMA_MAX_DEVICES)(*shares)
         self.params.tensor_split = self._tensor_split
@@ -128,8 +129,8 @@ class ModelOptions:
                 item.tag, item.value.val_str = C.LLAMA_KV_OVERRIDE_TYPE_STR, value.encode()
             else:
                 raise OptionError(
-                    f"kv_overrides[{key!r}] is {value!r}: it must be a bool, an int, a float, or a text of less "
-                    f"than {OVERRIDE_CHARS} bytes",
+                    f"kv_overrides[{key!r}] is {value!r}: it must be a bool, an int, a float, or a text "
+                    f"of less than {OVERRIDE_CHARS} bytes",
                     "kv_overrides",
                 )
         self._overrides = array
@@ -183,7 +184,7 @@ def context_params(
     no_perf: bool = False,
     **rope: Any,
 ) -> Any:
-    """Return llama_context_params.  rope : RoPE, YaRN, pooling and attention settings by llama.cpp's names."""
+    """Return llama_context_params.  rope : RoPE, YaRN, pooling, attention, by llama.cpp's names."""
     params = C.llama_context_default_params()
     params.n_ctx = n_cells
     params.n_batch = params.n_ubatch = n_ubatch

@@ -66,7 +66,9 @@ class CallLock:
             while self._turn is not None:
                 turn = self._turn
                 if turn.thread == threading.get_ident():
-                    raise BusyError(f"{self.what} (an open stream of this thread: read it to the end or close it)")
+                    raise BusyError(
+                        f"{self.what} (an open stream of this thread: read it to the end or close it)"
+                    )
                 idle_s = 0.0 if turn.is_running else time.monotonic() - turn.since_s
                 if idle_s > self.patience_s:
                     raise BusyError(f"{self.what} (a stream nobody has read for {idle_s:.0f} s)")
@@ -87,7 +89,11 @@ class CallLock:
     def last_call(self) -> Iterator[None]:
         """Wait until no call is computing, then shut the object; open streams do not hold this up."""
         with self._free:
-            while self._turn is not None and self._turn.is_running and self._turn.thread != threading.get_ident():
+            while (
+                self._turn is not None
+                and self._turn.is_running
+                and self._turn.thread != threading.get_ident()
+            ):
                 self._free.wait(0.05)
             yield
 

@@ -34,7 +34,9 @@ def log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float32]:
     return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True)), np.float32)
 
 
-def token_info(token: int, offset: int, logits: NDArray[np.float32] | None, n_top: int, vocab: Vocab) -> TokenInfo:
+def token_info(
+    token: int, offset: int, logits: NDArray[np.float32] | None, n_top: int, vocab: Vocab
+) -> TokenInfo:
     """What is known of a token drawn from logits float32[n_vocab]; the token itself is always among `top`."""
     text = vocab.piece(token).decode("utf-8", "ignore")
     if logits is None:

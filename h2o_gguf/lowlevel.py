@@ -34,7 +34,9 @@ class LowLevel:
         if self._closed:
             raise ClosedError("this H2OLlama")
         if self._engine is None:
-            raise OptionError("made with embedding=True or vocab_only=True, so it cannot generate", "embedding")
+            raise OptionError(
+                "made with embedding=True or vocab_only=True, so it cannot generate", "embedding"
+            )
         return self._engine
 
     # -- the arrays -----------------------------------------------------------------------------------
@@ -71,7 +73,7 @@ class LowLevel:
 
     @property
     def scores(self) -> NDArray[np.single]:
-        """Logits: float32[n_tokens, n_vocab] with logits_all=True, else float32[1, n_vocab] of the last token."""
+        """Logits: float32[n_tokens, n_vocab] with logits_all=True, else the last token's, [1, n_vocab]."""
         if self._logits_all:
             return self._rows[: self.n_tokens]
         logits = self._engine.logits if self._engine is not None else None
@@ -132,7 +134,8 @@ class LowLevel:
         """
         options = self._sampling(
             temperature=temp, top_k=top_k, top_p=top_p, min_p=min_p, typical_p=typical_p,
-            repeat_penalty=repeat_penalty, frequency_penalty=frequency_penalty, presence_penalty=presence_penalty,
+            repeat_penalty=repeat_penalty, frequency_penalty=frequency_penalty,
+            presence_penalty=presence_penalty,
             mirostat_mode=mirostat_mode, mirostat_eta=mirostat_eta, mirostat_tau=mirostat_tau,
             logits_processor=logits_processor, grammar=grammar, seed=None,
         )  # fmt: skip
@@ -141,7 +144,9 @@ class LowLevel:
             logits = engine.logits
             if idx is not None and idx != engine.n_past - 1:
                 if not self._logits_all or not 0 <= idx < engine.n_past:
-                    raise OptionError(f"no logits are kept for position {idx}: use logits_all=True", "logits_all")
+                    raise OptionError(
+                        f"no logits are kept for position {idx}: use logits_all=True", "logits_all"
+                    )
                 logits = self._rows[idx]
             if logits is None:
                 raise OptionError("nothing has been read yet: eval a prompt first", "prompt")
@@ -173,13 +178,14 @@ class LowLevel:
     ) -> Generator[int, Sequence[int] | None, None]:
         """Yield tokens after a prompt, for ever: end-of-text tokens are yielded like others.
 
-        What is sent into the generator is appended after the token. Ends with the context, where nothing may be
-        evicted. reset : whether `tokens` is the whole sequence (what is in the cache already is reused), or
+        What is sent into the generator is appended after the token. Ends with the context, where nothing may
+        be evicted. reset : whether `tokens` is the whole sequence (what is in the cache already is reused), or
         follows what was read before.
         """
         options = self._sampling(
             temperature=temp, top_k=top_k, top_p=top_p, min_p=min_p, typical_p=typical_p,
-            repeat_penalty=repeat_penalty, frequency_penalty=frequency_penalty, presence_penalty=presence_penalty,
+            repeat_penalty=repeat_penalty, frequency_penalty=frequency_penalty,
+            presence_penalty=presence_penalty,
             mirostat_mode=mirostat_mode, mirostat_eta=mirostat_eta, mirostat_tau=mirostat_tau,
             logits_processor=logits_processor, grammar=grammar, seed=None,
         )  # fmt: skip
@@ -197,7 +203,9 @@ class LowLevel:
                     try:
                         sent = None
                         for token in stream:
-                            if stopping_criteria is not None and stopping_criteria(self.input_ids, self.scores[-1]):
+                            if stopping_criteria is not None and stopping_criteria(
+                                self.input_ids, self.scores[-1]
+                            ):
                                 return
                             turn.pause()
                             sent = yield token
@@ -212,7 +220,9 @@ class LowLevel:
         finally:
             turn.end()
 
-    def _sampling(self, *, logits_processor: Any, grammar: Any, seed: int | None, **knobs: Any) -> SamplingOptions:
+    def _sampling(
+        self, *, logits_processor: Any, grammar: Any, seed: int | None, **knobs: Any
+    ) -> SamplingOptions:
         """Options for one generation; seed None: the next of this object's."""
         processors = () if logits_processor is None else logits_processor
         if callable(processors) and not isinstance(processors, (list, tuple)):

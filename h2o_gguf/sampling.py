@@ -58,7 +58,9 @@ class SamplingOptions:
             if not math.isfinite(getattr(self, name)):
                 raise OptionError(f"{name} is {getattr(self, name)}: it must be a finite number", name)
         if self.repeat_penalty <= 0:
-            raise OptionError(f"repeat_penalty is {self.repeat_penalty}: it must be above 0 (1 is off)", "repeat_penalty")
+            raise OptionError(
+                f"repeat_penalty is {self.repeat_penalty}: it must be above 0 (1 is off)", "repeat_penalty"
+            )
         if self.mirostat_mode not in (0, 1, 2):
             raise OptionError(f"mirostat_mode is {self.mirostat_mode}: it must be 0, 1 or 2", "mirostat_mode")
 
@@ -73,7 +75,9 @@ class ChainSampler:
         self._grammar: Any = None
         for token in options.logit_bias:
             if not 0 <= token < vocab.n_tokens:
-                raise OptionError(f"logit_bias names token {token}, the vocabulary has {vocab.n_tokens}", "logit_bias")
+                raise OptionError(
+                    f"logit_bias names token {token}, the vocabulary has {vocab.n_tokens}", "logit_bias"
+                )
         if options.grammar is not None:
             self._grammar = self._make_grammar(*options.grammar)
         self._chain = self._make_chain()
@@ -85,7 +89,9 @@ class ChainSampler:
         Raises: NativeError, the logits are not numbers; OptionError, a processor returned a wrong shape.
         """
         if np.isnan(logits.max()):
-            raise NativeError("the model computed logits that are not numbers: its weights or its cache are damaged")
+            raise NativeError(
+                "the model computed logits that are not numbers: its weights or its cache are damaged"
+            )
         logits = self._process(logits, tokens)
         if self._grammar is None:
             return self._draw(logits)
@@ -132,7 +138,9 @@ class ChainSampler:
         for token, bias in options.logit_bias.items():
             logits[token] += bias
         if np.isnan(logits).any():
-            raise OptionError("a logits processor or a bias made logits that are not numbers", "logits_processor")
+            raise OptionError(
+                "a logits processor or a bias made logits that are not numbers", "logits_processor"
+            )
         return logits
 
     def _draw(self, logits: NDArray[np.float32]) -> int | None:
@@ -172,7 +180,9 @@ class ChainSampler:
         with native_log() as log:
             grammar = C.llama_sampler_init_grammar(self._vocab.pointer, text.encode(), root.encode())
         if not grammar:
-            raise OptionError(f"the grammar cannot be read: {log.reason('llama.cpp gives no reason')}", "grammar")
+            raise OptionError(
+                f"the grammar cannot be read: {log.reason('llama.cpp gives no reason')}", "grammar"
+            )
         return grammar
 
     def _make_chain(self) -> Any:
@@ -180,7 +190,11 @@ class ChainSampler:
         chain = C.llama_sampler_chain_init(C.llama_sampler_chain_default_params())
         parts = [
             C.llama_sampler_init_penalties(
-                self._vocab.n_tokens, o.penalty_last_n, o.repeat_penalty, o.frequency_penalty, o.presence_penalty
+                self._vocab.n_tokens,
+                o.penalty_last_n,
+                o.repeat_penalty,
+                o.frequency_penalty,
+                o.presence_penalty,
             )
         ]
         seed = o.seed & 0xFFFFFFFF
@@ -191,7 +205,9 @@ class ChainSampler:
         elif o.mirostat_mode == 1:
             parts.append(C.llama_sampler_init_temp(o.temperature))
             parts.append(
-                C.llama_sampler_init_mirostat(self._vocab.n_tokens, seed, o.mirostat_tau, o.mirostat_eta, MIROSTAT_M)
+                C.llama_sampler_init_mirostat(
+                    self._vocab.n_tokens, seed, o.mirostat_tau, o.mirostat_eta, MIROSTAT_M
+                )
             )
         elif o.mirostat_mode == 2:
             parts.append(C.llama_sampler_init_temp(o.temperature))

@@ -43,7 +43,14 @@ class CacheOptions:
     @property
     def is_default(self) -> bool:
         """Whether the caller left all of eviction to us."""
-        asked = (self.kv_budget, self.heavy_ratio, self.recent_ratio, self.n_sink, self.n_recent, self.granularity)
+        asked = (
+            self.kv_budget,
+            self.heavy_ratio,
+            self.recent_ratio,
+            self.n_sink,
+            self.n_recent,
+            self.granularity,
+        )
         return self.policy == "h2o+" and all(value is None for value in asked)
 
 
@@ -94,13 +101,18 @@ def plan_sizes(
         # The cache must be renumbered with a whole batch beside the budget, inside the trained positions.
         if policy.budget + overhead <= limit:
             n_pos_max = policy.budget + overhead
-        elif is_given and options.n_batch is None and options.n_ubatch is None and policy.budget + block < limit:
+        elif (
+            is_given
+            and options.n_batch is None
+            and options.n_ubatch is None
+            and policy.budget + block < limit
+        ):
             n_ubatch = min(n_ubatch, limit - policy.budget)
             n_pos_max, overhead = limit, max(n_ubatch, block)
         elif is_given:
             raise BudgetError(
-                f"a budget of {policy.budget} entries and a batch of {overhead} tokens exceed the {limit} positions "
-                f"the model knows: lower kv_budget to at most {limit - overhead}, or n_batch",
+                f"a budget of {policy.budget} entries and a batch of {overhead} tokens exceed the "
+                f"{limit} positions the model knows: lower kv_budget to at most {limit - overhead}, or n_batch",
                 budget=policy.budget,
             )
         else:
@@ -117,7 +129,9 @@ def _policy(options: CacheOptions, n_ctx: int) -> tuple[Policy, bool]:
         budget = getattr(options.policy, "budget", None)
         for name in ("heavy_ratio", "recent_ratio", "n_sink", "n_recent", "granularity"):
             if getattr(options, name) is not None:
-                raise OptionError(f"{name} and a policy object both say it: set it on the policy", name, "policy")
+                raise OptionError(
+                    f"{name} and a policy object both say it: set it on the policy", name, "policy"
+                )
         if options.kv_budget not in (None, budget):
             raise OptionError(
                 f"kv_budget {options.kv_budget} contradicts the policy's budget {budget}: give one",
@@ -151,14 +165,14 @@ def _refuse_cache_options(options: CacheOptions) -> None:
     for name in ("kv_budget", "heavy_ratio", "recent_ratio", "n_sink", "n_recent", "granularity"):
         if getattr(options, name) is not None:
             raise OptionError(
-                f"{name} needs a policy that evicts, and the policy is 'none': leave it out, or choose a policy",
+                f"{name} needs a policy that evicts, and the policy is 'none': drop it, or choose a policy",
                 name,
                 "policy",
             )
 
 
 def _n_batch(options: CacheOptions, default: int) -> int:
-    """Tokens computed at once; llama.cpp's two batch sizes are one here, so that room is made for each batch."""
+    """Tokens computed at once; llama.cpp's two batch sizes are one here, since room is made by batch."""
     asked = [_check(name, value, 1) for name, value in
              (("n_batch", options.n_batch), ("n_ubatch", options.n_ubatch)) if value is not None]  # fmt: skip
     return min(asked) if asked else default

@@ -94,7 +94,9 @@ def restore_session(engine: Engine, session: Session, facts: Mapping[str, Any]) 
             )
     if bool(session.cache) != (engine.cache is not None):
         was, now = ("with", "without") if session.cache else ("without", "with")
-        raise StateFileError(f"the session was saved {was} eviction and this context is {now}: use the same policy")
+        raise StateFileError(
+            f"the session was saved {was} eviction and this context is {now}: use the same policy"
+        )
     engine.reset()
     try:
         if not engine.context.load(session.memory):

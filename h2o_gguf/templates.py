@@ -17,7 +17,9 @@ FALLBACK_FORMAT = "llama-2"  # llama-cpp-python's, for models without a template
 Handler = Callable[..., Any]
 
 
-def template_handlers(metadata: Mapping[str, str], bos_text: str, eos_text: str, eos: int) -> dict[str, Handler]:
+def template_handlers(
+    metadata: Mapping[str, str], bos_text: str, eos_text: str, eos: int
+) -> dict[str, Handler]:
     """A chat handler for every template in the model's metadata, by llama-cpp-python's names."""
     templates = {key[len(KEY) + 1 :]: text for key, text in metadata.items() if key.startswith(KEY + ".")}
     templates = {name.removeprefix("chat_template."): text for name, text in templates.items()}
@@ -50,8 +52,8 @@ def _broken(name: str, error: Exception) -> Handler:
 
     def refuse(**_: Any) -> NoReturn:
         raise OptionError(
-            f"the model's chat template {name!r} cannot be read ({reason}): pass chat_format=, such as 'chatml', "
-            "or a chat_handler",
+            f"the model's chat template {name!r} cannot be read ({reason}): pass chat_format=, "
+            "such as 'chatml', or a chat_handler",
             "chat_format",
         ) from error
 

@@ -72,5 +72,5 @@ class Vocab:
             buffer = (ctypes.c_char * size)()
             n = C.llama_token_to_piece(self._vocab, C.llama_token(token), buffer, size, 0, special)
             if n >= 0:
-                return bytes(buffer[:n])
+                return bytes(buffer.raw[:n])
             size = -n
