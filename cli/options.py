@@ -34,16 +34,19 @@ class ModelFlags:
         ),
     ] = 0  # fmt: skip
     batch_size: Annotated[
-        int,
-        typer.Option("--batch-size", "-b", envvar="LLAMA_ARG_BATCH", metavar="N", min=1, help="Tokens per call."),
-    ] = 512
-    ubatch_size: Annotated[
-        int,
+        Optional[int],  # noqa: UP045
         typer.Option(
-            "--ubatch-size", "-ub", envvar="LLAMA_ARG_UBATCH", metavar="N", min=1,
+            "--batch-size", "-b", envvar="LLAMA_ARG_BATCH", metavar="N", min=1, show_default="512",
             help="Tokens computed at once while reading.",
         ),
-    ] = 512  # fmt: skip
+    ] = None  # fmt: skip
+    ubatch_size: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(
+            "--ubatch-size", "-ub", envvar="LLAMA_ARG_UBATCH", metavar="N", min=1, show_default=False,
+            help="The same; the smaller of the two counts.",
+        ),
+    ] = None  # fmt: skip
     threads: Annotated[
         Optional[int],  # noqa: UP045
         typer.Option(
@@ -78,7 +81,7 @@ class CacheFlags:
         Optional[int],  # noqa: UP045
         typer.Option(
             "--kv-budget", "--max-kv-size", envvar="H2O_GGUF_KV_BUDGET", metavar="N", min=1,
-            help="Entries kept per KV head after an eviction.",
+            show_default=False, help="Entries kept per KV head after an eviction.",
         ),
     ] = None  # fmt: skip
     policy: Annotated[
@@ -129,44 +132,44 @@ class SamplingFlags:
         ),
     ] = None  # fmt: skip
     temp: Annotated[
-        Optional[float],  # noqa: UP045
+        float,
         typer.Option(
             "--temp", "--temperature", envvar="LLAMA_ARG_TEMPERATURE", metavar="X", min=0.0,
             help="Temperature; 0 always takes the likeliest token.",
         ),
-    ] = None  # fmt: skip
+    ] = 0.8  # fmt: skip
     top_k: Annotated[
-        Optional[int],  # noqa: UP045
+        int,
         typer.Option(
             "--top-k", envvar="LLAMA_ARG_TOP_K", metavar="N", min=0,
             help="Only the N likeliest tokens; 0: all.",
         ),
-    ] = None  # fmt: skip
+    ] = 40  # fmt: skip
     top_p: Annotated[
-        Optional[float],  # noqa: UP045
+        float,
         typer.Option(
             "--top-p", envvar="LLAMA_ARG_TOP_P", metavar="X", min=0.0, max=1.0,
             help="Only the likeliest tokens that sum to X.",
         ),
-    ] = None  # fmt: skip
+    ] = 0.95  # fmt: skip
     min_p: Annotated[
-        Optional[float],  # noqa: UP045
+        float,
         typer.Option(
             "--min-p", envvar="LLAMA_ARG_MIN_P", metavar="X", min=0.0, max=1.0,
             help="Only tokens at least X times as likely as the likeliest.",
         ),
-    ] = None  # fmt: skip
+    ] = 0.05  # fmt: skip
     repeat_penalty: Annotated[
-        Optional[float],  # noqa: UP045
+        float,
         typer.Option(
             "--repeat-penalty", envvar="LLAMA_ARG_REPEAT_PENALTY", metavar="X", min=0.01,
             help="Makes repetition of the last 64 tokens less likely; 1: off.",
         ),
-    ] = None  # fmt: skip
+    ] = 1.0  # fmt: skip
     predict: Annotated[
-        Optional[int],  # noqa: UP045
+        int,
         typer.Option(
             "--predict", "-n", envvar="LLAMA_ARG_N_PREDICT", metavar="N", min=-1,
             help="Most tokens to write; -1: until the model ends.",
         ),
-    ] = None  # fmt: skip
+    ] = -1  # fmt: skip

@@ -83,7 +83,7 @@ class ChatSession:
         self._engine = llm.engine
         self._tokenizer = Tokenizer(llm)
         self._attachments: list[Attachment] = []
-        self._draws = random.Random(seed)
+        self.reseed()
         self._prompt: str | None = None  # what the cache says, as the template renders it, up to the last reply
         self._n_prompt = 0  # the position where that reply begins
         self._reply = Reply()  # that reply
@@ -154,6 +154,10 @@ class ChatSession:
             self.messages.insert(0, {"role": "system", "content": text})
         self._prompt = None
 
+    def reseed(self) -> None:
+        """Start the random numbers of the replies again from `seed`."""
+        self._draws = random.Random(self.seed)
+
     def read_file(self, path: str | os.PathLike[str]) -> Attachment:
         """Attach a text file of any length to the next message.  Raises: OptionError, it cannot be read."""
         with Document.open(path) as document:
@@ -219,7 +223,7 @@ class ChatSession:
             self._prompt = prompt
             return len(added), n_before
         self._prompt = None
-        tokens = self._tokenizer.first(prompt, [message["content"] for message in self.messages])
+        tokens = self._tokenizer.first(prompt, self._contents(self.messages))
         pins = self._pins(prompt, tokens)
         n_reused = self._engine.sync(tokens, pins=pins, progress=progress, cancel=cancel)
         self._prompt = prompt
@@ -237,8 +241,11 @@ class ChatSession:
             return None
         # The last token of a reply that was cut off has been shown, but not read.
         unread = self._reply.tokens[len(self._tokens) - self._n_prompt :]
-        contents = [self.messages[-1]["content"]]
-        return unread + self._tokenizer.more(rest[len(reply) :], contents)
+        return unread + self._tokenizer.more(rest[len(reply) :], self._contents(self.messages[-1:]))
+
+    def _contents(self, messages: list[dict[str, str]]) -> list[str]:
+        """The texts in which the name of a control token is plain text."""
+        return [] if self.template.is_raw else [message["content"] for message in messages]
 
     def _pins(self, prompt: str, tokens: list[int]) -> list[tuple[int, int]]:
         """The tokens of the system message, and of all that the template puts around it."""

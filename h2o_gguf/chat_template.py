@@ -32,13 +32,15 @@ class ChatTemplate:
     """Renders messages as the model was trained to read them.
 
     source : the Jinja text, "" for a plain layout that suits models which have none.
-    is_own : whether the model brought it.  stops : strings that end a reply.
+    is_own : whether the model brought it.  is_raw : messages are only joined, and control tokens in them count.
+    stops : strings that end a reply.
     """
 
-    def __init__(self, source: str, *, bos: str = "", eos: str = "") -> None:
+    def __init__(self, source: str, *, bos: str = "", eos: str = "", is_raw: bool = False) -> None:
         self.source = source
         self.is_own = bool(source)
-        self.stops: tuple[str, ...] = () if source else ("\nUser:",)
+        self.is_raw = is_raw
+        self.stops: tuple[str, ...] = () if source or is_raw else ("\nUser:",)
         self._bos = bos
         self._eos = eos
         self._formatter: Any = None  # built on first use: a broken template must not keep a model from loading
@@ -53,6 +55,11 @@ class ChatTemplate:
 
         return cls(llm.metadata.get(KEY, ""), bos=text(vocab.bos), eos=text(vocab.eos))
 
+    @classmethod
+    def raw(cls) -> ChatTemplate:
+        """No template: the text is continued as it is."""
+        return cls("", is_raw=True)
+
     def render(self, messages: Sequence[Message], *, opens_reply: bool) -> str:
         """The text of the conversation; opens_reply : followed by the words that open the model's next reply.
 
@@ -60,6 +67,8 @@ class ChatTemplate:
 
         Raises: ChatTemplateError.
         """
+        if self.is_raw:
+            return "".join(message["content"] for message in messages)
         if not self.is_own:
             return _plain(messages, opens_reply)
         try:

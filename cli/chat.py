@@ -1,0 +1,90 @@
+"""`h2o-gguf chat`: a conversation without end."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Optional
+
+import typer
+
+from h2o_gguf.cli.chat_commands import COMMANDS, LEAVE, handle
+from h2o_gguf.cli.chat_input import LineInput, MessageInput, TerminalInput
+from h2o_gguf.cli.conversation import Conversation
+from h2o_gguf.cli.flags import expand_flags
+from h2o_gguf.cli.guard import guarded
+from h2o_gguf.cli.history import history_file
+from h2o_gguf.cli.opening import open_model
+from h2o_gguf.cli.options import CacheFlags, ModelFlags, SamplingFlags
+from h2o_gguf.cli.prompts import read_text
+from h2o_gguf.cli.render import notice, show_bytes
+from h2o_gguf.cli.sampling import max_tokens, sampling_options, seed_of
+from h2o_gguf.errors import OptionError
+
+__all__ = ["chat"]
+
+BUDGET = 2048
+
+
+@expand_flags(predict=2048)
+@guarded
+def chat(
+    *,
+    prompt: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--prompt", "-p", metavar="TEXT", show_default=False, help="First message."),
+    ] = None,
+    file: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--file", "-f", metavar="FILE", show_default=False, help="Read the first message from a file."),
+    ] = None,
+    system: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--system-prompt", "-sys", metavar="TEXT", show_default=False, help="System message; never evicted."),
+    ] = None,
+    no_history: Annotated[
+        bool,
+        typer.Option("--no-history", help="Do not keep what is typed; $H2O_GGUF_HISTORY names another file for it."),
+    ] = False,
+    model: ModelFlags,
+    cache: CacheFlags,
+    sampling: SamplingFlags,
+) -> None:
+    """Talk to a model, for as long as you like; /help lists what it understands.
+
+    Without --kv-budget 2,048 entries per KV head are kept, or what the model allows; when they are used up, the policy
+    evicts the least useful ones, never the system message. With stdin piped each line is a message.
+    """
+    if file == "-":
+        raise OptionError("a chat reads its messages from stdin; -f must name a file", "file")
+    first = [text for text in (None if file is None else read_text(file), prompt) if text]
+    is_terminal = sys.stdin.isatty()
+    with open_model(model, cache, BUDGET) as llm:
+        from h2o_gguf.chat import ChatSession
+
+        session = ChatSession(
+            llm,
+            system=system,
+            sampling=sampling_options(sampling),
+            seed=seed_of(sampling),
+            max_tokens=max_tokens(sampling),
+        )
+        messages: MessageInput = LineInput()
+        if is_terminal:
+            messages = TerminalInput(history_file(not no_history), list(COMMANDS))
+            kv = session.report()
+            name = llm.metadata.get("general.name") or llm.model_path
+            notice(
+                f"{name}, {kv.policy}, {kv.budget:,} entries per KV head, {show_bytes(kv.bytes)} KV cache. "
+                "/help for help."
+            )
+        if not session.template.is_own:
+            notice("this model has no chat template; a plain one is used (a base model may ramble)")
+        conversation = Conversation(session, is_terminal=is_terminal, verbose=model.verbose)
+        if first:
+            conversation.say("\n\n".join(first))
+        while (message := messages.read()) is not None:
+            if message.startswith("/"):
+                if handle(conversation, message) == LEAVE:
+                    return
+            elif message.strip():
+                conversation.say(message.strip("\n"))

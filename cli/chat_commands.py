@@ -1,0 +1,137 @@
+"""What a chat does with lines that begin with a slash."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from h2o_gguf.cli.chat_settings import change_setting, show_settings
+from h2o_gguf.cli.conversation import Conversation
+from h2o_gguf.cli.render import complain, kv_lines, notice, stderr
+from h2o_gguf.errors import H2OError
+
+__all__ = ["COMMANDS", "LEAVE", "handle"]
+
+LEAVE = "leave"
+LATER = {"/save": "saving a chat", "/load": "loading a chat", "/why": "explaining what was kept"}
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command.  usage : its argument.  does : in words.  run : called with the argument."""
+
+    usage: str
+    does: str
+    run: Callable[[Conversation, str], str | None]
+
+
+def handle(conversation: Conversation, line: str) -> str | None:
+    """Obey a line that begins with a slash; LEAVE when the chat is over."""
+    name, _, argument = line.strip().partition(" ")
+    command = COMMANDS.get(name.lower()) or COMMANDS.get(ALIASES.get(name.lower(), ""))
+    if command is None:
+        _unknown(name)
+        return None
+    try:
+        return command.run(conversation, argument.strip())
+    except H2OError as error:
+        complain(str(error))
+        return None
+
+
+def _unknown(name: str) -> None:
+    if name in LATER:
+        notice(f"{name} is not available yet: {LATER[name]} comes in a later version")
+        return
+    near = difflib.get_close_matches(name, COMMANDS, n=1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    notice(f"unknown command {name}: {hint}/help lists them; a message may begin with a slash after a space")
+
+
+def _help(conversation: Conversation, _: str) -> None:
+    lines = [(f"{name} {command.usage}".strip(), command.does) for name, command in COMMANDS.items()]
+    width = max(len(usage) for usage, _ in lines)
+    out = stderr()
+    for usage, does in lines:
+        out.print(f"{usage:<{width}}  {does}", markup=False)
+    out.print('""" begins and ends a message of many lines; pasted lines stay together', markup=False)
+    out.print("Ctrl-C stops an answer, Ctrl-D leaves", markup=False)
+
+
+def _exit(conversation: Conversation, _: str) -> str:
+    return LEAVE
+
+
+def _clear(conversation: Conversation, _: str) -> None:
+    conversation.session.clear()
+    notice("forgotten; the system message stays" if conversation.session.system else "forgotten")
+
+
+def _regen(conversation: Conversation, _: str) -> None:
+    conversation.again()
+
+
+def _read(conversation: Conversation, argument: str) -> None:
+    if not argument:
+        notice("/read FILE: which file?")
+        return
+    attachment = conversation.session.read_file(_path(argument))
+    replaced = f", {attachment.n_replaced:,} places were no text" if attachment.n_replaced else ""
+    notice(f"{attachment.name} ({len(attachment.text):,} characters{replaced}) goes with your next message")
+
+
+def _path(argument: str) -> str:
+    """The argument without quotes around it, and with ~ for the home folder."""
+    try:
+        words = shlex.split(argument)
+    except ValueError:
+        words = []
+    is_quoted = argument[:1] in "\"'" and len(words) == 1
+    return os.path.expanduser(words[0] if is_quoted else argument)
+
+
+def _system(conversation: Conversation, argument: str) -> None:
+    session = conversation.session
+    if not argument:
+        notice(session.system or "there is no system message; /system TEXT sets one")
+        return
+    session.set_system(argument)
+    again = "; the conversation is read again with the next message" if len(session.messages) > 1 else ""
+    notice(f"the system message is set and never evicted{again}")
+
+
+def _set(conversation: Conversation, argument: str) -> None:
+    name, _, value = argument.partition(" ")
+    if not name or not value.strip():
+        for line in show_settings(conversation.session):
+            stderr().print(line, markup=False)
+        return
+    notice(change_setting(conversation.session, name, value.strip()))
+
+
+def _kv(conversation: Conversation, _: str) -> None:
+    session = conversation.session
+    out = stderr()
+    for line in kv_lines(session.report()):
+        out.print(line, markup=False)
+    out.print(
+        f"this conversation: {len(session.messages)} messages, {session.n_tokens_read:,} tokens read, "
+        f"{session.n_tokens_written:,} written",
+        markup=False,
+    )
+
+
+COMMANDS = {
+    "/help": Command("", "this list", _help),
+    "/exit": Command("", "leave", _exit),
+    "/clear": Command("", "forget the conversation, keep the system message", _clear),
+    "/regen": Command("", "another answer to the last message", _regen),
+    "/read": Command("FILE", "put a text file of any length before your next message", _read),
+    "/system": Command("TEXT", "set the system message", _system),
+    "/set": Command("NAME VALUE", "change how answers are drawn; alone: show the settings", _set),
+    "/kv": Command("", "how full the KV cache is, and what has come and gone", _kv),
+}
+ALIASES = {"/quit": "/exit", "/bye": "/exit", "/?": "/help", "/regenerate": "/regen"}

@@ -1,0 +1,114 @@
+"""Where the messages of a chat come from: a person at a terminal, or lines of stdin."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any, Protocol
+
+from h2o_gguf.cli.render import notice
+
+__all__ = ["LineInput", "MessageInput", "TerminalInput", "is_open_quote", "unquote"]
+
+QUOTES = '"""'
+HINT = "Ctrl-D or /exit leaves; Ctrl-C stops an answer."
+
+
+class MessageInput(Protocol):
+    """A source of messages."""
+
+    def read(self) -> str | None:
+        """The next message; None at the end."""
+        ...
+
+
+def is_open_quote(text: str) -> bool:
+    """Whether the text begins with triple quotes that are not closed yet."""
+    text = text.strip()
+    return text.startswith(QUOTES) and not (len(text) >= 2 * len(QUOTES) and text.endswith(QUOTES))
+
+
+def unquote(text: str) -> str:
+    """The text without the triple quotes around it."""
+    text = text.strip()
+    if not text.startswith(QUOTES):
+        return text
+    return text[len(QUOTES) :].removesuffix(QUOTES).strip("\n")
+
+
+class LineInput:
+    """One message a line; triple quotes hold several lines together."""
+
+    def read(self) -> str | None:
+        """The next message; None at the end."""
+        line = sys.stdin.readline()
+        if not line:
+            return None
+        while is_open_quote(line):
+            more = sys.stdin.readline()
+            if not more:
+                notice('the triple quotes are never closed; what they hold is sent as it is')
+                break
+            line += more
+        return unquote(line)
+
+
+class TerminalInput:
+    """A line editor: pasted lines stay together, triple quotes hold lines together, history with the arrows."""
+
+    def __init__(self, history: Path | None, commands: list[str]) -> None:
+        """commands : what Tab completes."""
+        from prompt_toolkit import PromptSession
+        from prompt_toolkit.completion import WordCompleter
+        from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+        from prompt_toolkit.output import create_output
+
+        kept: History = InMemoryHistory() if history is None else FileHistory(str(history))
+        # With stdout piped the prompt must not end up among the answers.
+        output = None if sys.stdout.isatty() else create_output(stdout=sys.stderr)
+        self._session: PromptSession[str] = PromptSession(
+            history=kept,
+            completer=WordCompleter(commands, sentence=True),
+            complete_while_typing=False,
+            multiline=True,
+            key_bindings=_keys(),
+            output=output,
+            prompt_continuation="  ",
+        )
+
+    def read(self) -> str | None:
+        """The next message; None at Ctrl-D."""
+        while True:
+            try:
+                return unquote(self._session.prompt("> "))
+            except KeyboardInterrupt:
+                notice(HINT)
+            except EOFError:
+                return None
+
+
+def _keys() -> Any:
+    from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+
+    keys = KeyBindings()
+
+    @keys.add("enter")
+    def send(event: KeyPressEvent) -> None:
+        if is_open_quote(event.current_buffer.text):
+            event.current_buffer.insert_text("\n")
+        else:
+            event.current_buffer.validate_and_handle()
+
+    @keys.add("escape", "enter")
+    @keys.add("c-j")
+    def new_line(event: KeyPressEvent) -> None:
+        event.current_buffer.insert_text("\n")
+
+    @keys.add("c-c")
+    def drop(event: KeyPressEvent) -> None:
+        if event.current_buffer.text:
+            event.current_buffer.reset()
+        else:
+            event.app.exit(exception=KeyboardInterrupt, style="class:aborting")
+
+    return keys

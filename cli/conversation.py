@@ -1,0 +1,88 @@
+"""A chat session and the terminal it is shown in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from h2o_gguf.cancel import CancelToken
+from h2o_gguf.cli.interrupt import cancel_on_interrupt
+from h2o_gguf.cli.progress import LateBar
+from h2o_gguf.cli.render import complain, notice, speed
+from h2o_gguf.cli.streaming import Printer
+from h2o_gguf.errors import NATIVE, Cancelled, H2OError
+
+if TYPE_CHECKING:
+    from h2o_gguf.chat import ChatSession
+
+__all__ = ["Conversation"]
+
+Answer = Callable[[Any, CancelToken], Iterator[str]]
+
+
+class Conversation:
+    """Shows the turns of a session; what fails is said, and the conversation goes on.
+
+    is_terminal : a person types: answers are set off with blank lines.
+    """
+
+    def __init__(self, session: ChatSession, *, is_terminal: bool, verbose: bool = False) -> None:
+        self.session = session
+        self._is_terminal = is_terminal
+        self._verbose = verbose
+        self._has_told_eviction = False
+
+    def say(self, message: str) -> None:
+        """Send a message and show the reply."""
+        self._show(lambda progress, cancel: self.session.ask(message, progress=progress, cancel=cancel))
+
+    def again(self) -> None:
+        """Show another reply to the last message."""
+        self._show(lambda progress, cancel: self.session.regenerate(progress=progress, cancel=cancel))
+
+    def _show(self, answer: Answer) -> None:
+        printer = Printer()
+        before = self.session.last
+        try:
+            with cancel_on_interrupt() as cancel:
+                with LateBar("reading") as bar:
+                    pieces = answer(bar.update, cancel)
+                    first = next(pieces, "")
+                printer.write(first)
+                for piece in pieces:
+                    printer.write(piece)
+        except Cancelled:
+            notice("stopped while reading; the message was taken back")
+            return
+        except H2OError as error:
+            if error.exit_code == NATIVE:
+                raise
+            complain(str(error))
+            notice("the message was taken back; the conversation goes on without it")
+            return
+        finally:
+            if printer.text or self.session.last is not before:
+                printer.end()
+        self._say_what_happened()
+        if self._is_terminal:
+            print(flush=True)
+
+    def _say_what_happened(self) -> None:
+        turn, kv = self.session.last, self.session.report()
+        assert turn is not None
+        if turn.finish_reason == "cancelled":
+            notice("stopped; what was said is kept")
+        elif turn.finish_reason == "length":
+            limit = self.session.max_tokens
+            if limit is not None and turn.n_written >= limit:
+                notice(f"cut at {limit:,} tokens; /set predict N allows more")
+            else:
+                notice(f"the context of {kv.budget:,} tokens is full and nothing may be evicted; /clear starts anew")
+        if turn.n_evicted and not self._has_told_eviction:
+            self._has_told_eviction = True
+            notice(
+                f"the cache is full: from now on {kv.policy} keeps the {kv.budget:,} most useful entries per KV head "
+                "and the system message (/kv shows how full it is)"
+            )
+        if self._verbose:
+            notice(f"read {speed(turn.n_read, turn.read_s)}, wrote {speed(turn.n_written, turn.write_s)}")

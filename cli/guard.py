@@ -1,0 +1,68 @@
+"""Errors become one line on stderr and an exit code."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import typer
+
+from h2o_gguf.cli.render import complain
+from h2o_gguf.errors import BUG, INTERRUPTED, H2OError
+
+__all__ = ["guarded"]
+
+
+def guarded(command: Callable[..., None]) -> Callable[..., None]:
+    """Return the command with its errors rendered; tracebacks only with --verbose."""
+
+    @functools.wraps(command)
+    def wrapper(*args: Any, **kwargs: Any) -> None:
+        try:
+            command(*args, **kwargs)
+            sys.stdout.flush()
+        except KeyboardInterrupt:
+            raise typer.Exit(INTERRUPTED) from None
+        except BrokenPipeError:
+            _forget_stdout()
+            raise typer.Exit(0) from None
+        except H2OError as error:
+            if _is_verbose(kwargs):
+                _show_traceback()
+            complain(str(error))
+            raise typer.Exit(error.exit_code) from None
+        except Exception as error:
+            if _is_ours(error):
+                raise
+            if _is_verbose(kwargs):
+                _show_traceback()
+            complain(f"{type(error).__name__}: {error}")
+            complain("this is a bug in h2o-gguf; --verbose shows where")
+            raise typer.Exit(BUG) from None
+
+    return wrapper
+
+
+def _is_ours(error: Exception) -> bool:
+    """Whether typer raised it to leave or to explain the usage."""
+    return type(error).__module__.split(".")[0] in ("typer", "click")
+
+
+def _is_verbose(kwargs: dict[str, Any]) -> bool:
+    return any(value is True if name == "verbose" else getattr(value, "verbose", False) for name, value in kwargs.items())
+
+
+def _show_traceback() -> None:
+    import traceback
+
+    traceback.print_exc()
+
+
+def _forget_stdout() -> None:
+    """The reader is gone: let nothing be written to it when the interpreter ends."""
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(devnull, sys.stdout.fileno())
+    os.close(devnull)

@@ -1,0 +1,96 @@
+"""From flags to a loaded model."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from h2o_gguf import models
+from h2o_gguf.cli.fetching import fetch_with_bar
+from h2o_gguf.cli.options import CacheFlags, ModelFlags
+from h2o_gguf.cli.render import is_terminal, notice, show_bytes
+from h2o_gguf.errors import ModelFileError, OptionError
+from h2o_gguf.models.catalog import DEFAULT_MODEL, entry
+
+if TYPE_CHECKING:
+    from h2o_gguf.llama import H2OLlama
+
+__all__ = ["model_path", "open_model"]
+
+ROOM = 512  # a batch beside the budget
+
+
+def model_path(name: str | None) -> Path:
+    """The model's file; a person at a terminal is offered the default model if it is not here yet.
+
+    Raises: ModelFileError, with the command that fetches it.
+    """
+    if name is not None:
+        return models.resolve(name)
+    try:
+        return models.resolve()
+    except ModelFileError as error:
+        model = entry(DEFAULT_MODEL)
+        if not (sys.stdin.isatty() and is_terminal()):
+            raise ModelFileError(
+                DEFAULT_MODEL,
+                "it is the default model and not here yet; fetch it with: h2o-gguf models fetch; "
+                "or name a GGUF file with -m FILE",
+            ) from error
+        notice(f"No model is named and the default one, {model.title}, is not here yet.")
+        if not typer.confirm(f"Fetch it ({show_bytes(model.n_bytes)}, {model.licence})?", default=True, err=True):
+            raise typer.Exit(error.exit_code) from None
+        return fetch_with_bar(DEFAULT_MODEL)
+
+
+def open_model(model: ModelFlags, cache: CacheFlags, default_budget: int) -> H2OLlama:
+    """Load the model.  default_budget : entries per KV head when the user names none and the model allows it.
+
+    Raises: what H2OLlama raises.
+    """
+    path = model_path(model.model)
+    logging.basicConfig(level=logging.INFO if model.verbose else logging.WARNING, format="%(message)s")
+    from h2o_gguf.llama import H2OLlama
+
+    evicts = cache.policy.strip().lower() != "none"
+    budget = cache.kv_budget
+    if budget is None and evicts:
+        budget = _default_budget(path, model.ctx_size, default_budget)
+    return H2OLlama(
+        path,
+        policy=cache.policy,
+        kv_budget=budget,
+        n_sink=cache.sink,
+        n_recent=cache.window,
+        n_ctx=model.ctx_size,
+        n_batch=model.batch_size,
+        n_ubatch=model.ubatch_size,
+        n_threads=model.threads,
+        n_gpu_layers=model.gpu_layers,
+        flash_attn=_is_on(model.flash_attn),
+        type_k=cache.cache_type_k,
+        type_v=cache.cache_type_v,
+        verbose=model.verbose,
+    )
+
+
+def _default_budget(path: Path, ctx_size: int, budget: int) -> int | None:
+    """The budget, or None, the library's choice, where it or the model does not allow that much."""
+    shape = models.read_shape(path)
+    verdict = models.support(shape)
+    n_ctx = ctx_size or shape.n_ctx_train
+    fits = verdict.can_evict and budget + ROOM <= min(n_ctx, verdict.n_pos_max)
+    return budget if fits else None
+
+
+def _is_on(value: str) -> bool:
+    word = value.strip().lower()
+    if word in ("on", "auto", "1", "true", "yes", "enabled"):
+        return True
+    if word in ("off", "0", "false", "no", "disabled"):
+        return False
+    raise OptionError(f"--flash-attn is {value!r}: it can be on, off or auto", "flash-attn")

@@ -1,0 +1,98 @@
+"""What goes to stderr, and how numbers look."""
+
+from __future__ import annotations
+
+import sys
+
+from rich.console import Console
+from rich.text import Text
+
+from h2o_gguf.report import KVReport
+
+__all__ = ["bar", "complain", "evicted_line", "is_terminal", "kv_lines", "notice", "show_bytes", "speed", "stderr"]
+
+BAR_CELLS = 30
+
+
+def stderr() -> Console:
+    """A console on stderr: no colours when piped or with NO_COLOR."""
+    return Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def is_terminal() -> bool:
+    """Whether a person reads stderr."""
+    return sys.stderr.isatty()
+
+
+def notice(text: str) -> None:
+    """Say something beside the answer, quietly."""
+    stderr().print(Text(text, style="dim"))
+
+
+def complain(text: str) -> None:
+    """Say what went wrong."""
+    stderr().print(Text.assemble(("error: ", "bold red"), text))
+
+
+def show_bytes(n: int) -> str:
+    """Bytes as a person reads them, in powers of 1,024."""
+    if n < 1024:
+        return f"{n} B"
+    value, unit = n / 1024, "KiB"
+    for bigger in ("MiB", "GiB", "TiB"):
+        if value < 1024:
+            break
+        value, unit = value / 1024, bigger
+    return f"{value:.1f} {unit}"
+
+
+def speed(n_tokens: int, seconds: float) -> str:
+    """Tokens, seconds and tokens per second."""
+    rate = n_tokens / seconds if seconds > 0 else 0.0
+    return f"{n_tokens:,} {'token' if n_tokens == 1 else 'tokens'} in {seconds:.1f} s ({rate:.1f}/s)"
+
+
+def bar(share: float, n_cells: int = BAR_CELLS) -> str:
+    """A bar filled to `share`, 0 to 1."""
+    filled = round(min(max(share, 0.0), 1.0) * n_cells)
+    full, empty = ("█", "░") if _knows("█░") else ("#", ".")
+    return full * filled + empty * (n_cells - filled)
+
+
+def evicted_line(kv: KVReport) -> str:
+    """What left the cache, in words."""
+    if kv.policy == "none":
+        return f"nothing was evicted: {kv.used:,} of {kv.budget:,} entries per KV head are used"
+    if kv.evicted == 0:
+        return f"nothing was evicted: {kv.used:,} entries per KV head, the budget is {kv.budget:,}"
+    renumbered = f"; positions were renumbered {_times(kv.n_rebases)}" if kv.n_rebases else ""
+    return (
+        f"evicted by {kv.policy}: of {kv.n_past:,} tokens, {kv.used:,} entries per KV head are left "
+        f"(budget {kv.budget:,}), {kv.evicted:,} are gone{renumbered}"
+    )
+
+
+def kv_lines(kv: KVReport) -> list[str]:
+    """The cache, drawn."""
+    share = kv.used / kv.budget if kv.budget else 0.0
+    lines = [
+        f"cache    {bar(share)} {kv.used:,} of {kv.budget:,} entries per KV head ({share:.0%})",
+        f"tokens   {kv.n_past:,} came, {kv.evicted:,} of them are gone from each KV head",
+        f"policy   {kv.policy}" + (" (a full cache is an error)" if kv.policy == "none" else ""),
+        f"memory   {show_bytes(kv.bytes)}, allocated once; it never grows",
+    ]
+    if kv.policy != "none":
+        lines.append(f"renumbered positions: {_times(kv.n_rebases) if kv.n_rebases else 'not yet'}")
+    return lines
+
+
+def _times(n: int) -> str:
+    return {1: "once", 2: "twice"}.get(n, f"{n:,} times")
+
+
+def _knows(characters: str) -> bool:
+    try:
+        characters.encode(sys.stderr.encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
