@@ -16,7 +16,7 @@ target_include_directories(h2og-options SYSTEM INTERFACE
 target_compile_definitions(h2og-options INTERFACE
     H2OG_VERSION="${PROJECT_VERSION}" H2OG_LLAMA_VERSION="${H2OG_LLAMA_VERSION}" LLAMA_SHARED GGML_SHARED)
 if(NOT MSVC)
-    target_compile_options(h2og-options INTERFACE -Wall -Wextra -Wpedantic -Wshadow -Werror)
+    target_compile_options(h2og-options INTERFACE -Wall -Wextra -Wpedantic -Werror -fopenmp-simd)
 endif()
 if(H2OG_SANITIZE)
     target_compile_options(h2og-options INTERFACE -fsanitize=undefined -fno-sanitize-recover=undefined)

@@ -54,7 +54,9 @@ foreach(part COMMON TESTS TOOLS EXAMPLES SERVER APP UI MTMD)
     set(LLAMA_BUILD_${part} OFF)
 endforeach()
 set(LLAMA_BUILD_NUMBER 0)
-set(LLAMA_BUILD_COMMIT "llama-cpp-python-${H2OG_LLAMA_VERSION}")  # else git is asked, and answers with our commit
+set(LLAMA_BUILD_COMMIT "llama-cpp-python-${H2OG_LLAMA_VERSION}")
+# llama.cpp asks git for its commit: keep git from answering with ours, which would recompile with every commit.
+set(ENV{GIT_CEILING_DIRECTORIES} "${CMAKE_BINARY_DIR}")
 set(LLAMA_ALL_WARNINGS OFF)
 
 # A plain build uses all this CPU can do, as llama.cpp does. Off (wheels): x86-64 with AVX2, or the base of other CPUs.
@@ -96,6 +98,7 @@ endif()
 foreach(library ${H2OG_LIBRARIES})
     set_property(TARGET ${library} PROPERTY VERSION)
     set_property(TARGET ${library} PROPERTY SOVERSION)
+    set_property(TARGET ${library} PROPERTY PUBLIC_HEADER)  # llama.cpp's headers are not installed
     set_target_properties(${library} PROPERTIES BUILD_RPATH "${origin}" INSTALL_RPATH "${origin}")
     get_target_property(type ${library} TYPE)
     if(type STREQUAL "SHARED_LIBRARY" AND NOT library STREQUAL "llama")
