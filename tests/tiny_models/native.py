@@ -33,54 +33,58 @@ def library() -> tuple[Any, str]:
 
 
 @contextlib.contextmanager
+def model(path: Path, *, no_alloc: bool = False) -> Iterator[Any]:
+    """A loaded model, freed at the end.  no_alloc : its contexts know every size and allocate nothing."""
+    lib, why = library()
+    assert lib is not None, why
+    _log.clear()
+    params = lib.llama_model_default_params()
+    params.no_alloc = no_alloc
+    if no_alloc:
+        params.load_mode = lib.LLAMA_LOAD_MODE_NONE  # mapping the weights would allocate them
+    loaded = lib.llama_model_load_from_file(str(path).encode(), params)
+    assert loaded, _last_words()
+    try:
+        yield loaded
+    finally:
+        lib.llama_model_free(loaded)
+
+
+@contextlib.contextmanager
 def context(
-    path: Path,
+    loaded: Any,
     *,
     n_ctx: int = 256,
     n_ubatch: int = 512,
     type_k: int = 1,
     type_v: int = 1,
     swa_full: bool = False,
-    no_alloc: bool = False,
-) -> Iterator[tuple[Any, Any, str]]:
-    """A model, a context with flash attention, and the log of making it; freed at the end.
-
-    no_alloc : make every size known, allocate and load nothing.
-    """
-    lib, why = library()
-    assert lib is not None, why
+) -> Iterator[tuple[Any, str]]:
+    """A context with flash attention and the log of making it; freed at the end."""
+    lib, _ = library()
     _log.clear()
-    model_params = lib.llama_model_default_params()
-    model_params.no_alloc = no_alloc
-    if no_alloc:
-        model_params.load_mode = lib.LLAMA_LOAD_MODE_NONE  # mapping the weights would allocate them
-    model = lib.llama_model_load_from_file(str(path).encode(), model_params)
-    assert model, "".join(_log)
+    params = lib.llama_context_default_params()
+    params.n_ctx, params.n_batch, params.n_ubatch = n_ctx, max(n_ctx, n_ubatch), n_ubatch
+    params.n_threads = params.n_threads_batch = 1  # tiny, and spinning threads starve each other
+    params.flash_attn_type = lib.LLAMA_FLASH_ATTN_TYPE_ENABLED
+    params.type_k, params.type_v, params.swa_full = type_k, type_v, swa_full
+    made = lib.llama_init_from_model(loaded, params)
+    assert made, _last_words()
     try:
-        params = lib.llama_context_default_params()
-        params.n_ctx, params.n_batch, params.n_ubatch = n_ctx, max(n_ctx, n_ubatch), n_ubatch
-        params.n_threads = params.n_threads_batch = 2
-        params.flash_attn_type = lib.LLAMA_FLASH_ATTN_TYPE_ENABLED
-        params.type_k, params.type_v, params.swa_full = type_k, type_v, swa_full
-        made = lib.llama_init_from_model(model, params)
-        assert made, "".join(_log)
-        try:
-            yield model, made, "".join(_log)
-        finally:
-            lib.llama_free(made)
+        yield made, "".join(_log)
     finally:
-        lib.llama_model_free(model)
+        lib.llama_free(made)
 
 
 def logits(path: Path, tokens: Sequence[int], **options: Any) -> np.ndarray:
     """float32[n_tokens, n_vocab]: the logits after each token, decoded one by one."""
     lib, _ = library()
     rows = []
-    with context(path, **options) as (model, made, _log_text):
-        n_vocab = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model))
+    with model(path) as loaded, context(loaded, **options) as (made, _):
+        n_vocab = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(loaded))
         for token in tokens:
-            one = (lib.llama_token * 1)(token)
-            assert lib.llama_decode(made, lib.llama_batch_get_one(one, 1)) == 0, "".join(_log)
+            one = (lib.llama_token * 1)(token)  # the batch only points to it
+            assert lib.llama_decode(made, lib.llama_batch_get_one(one, 1)) == 0, _last_words()
             rows.append(np.ctypeslib.as_array(lib.llama_get_logits(made), (n_vocab,)).copy())
     return np.array(rows)
 
@@ -88,11 +92,15 @@ def logits(path: Path, tokens: Sequence[int], **options: Any) -> np.ndarray:
 def embedding(path: Path, tokens: Sequence[int], n_embd: int) -> np.ndarray:
     """float32[n_embd]: the pooled embedding of an encoder."""
     lib, _ = library()
-    with context(path) as (_model, made, _log_text):
+    with model(path) as loaded, context(loaded) as (made, _):
         lib.llama_set_embeddings(made, True)
-        batch = lib.llama_batch_get_one((lib.llama_token * len(tokens))(*tokens), len(tokens))
-        assert lib.llama_encode(made, batch) == 0, "".join(_log)
+        array = (lib.llama_token * len(tokens))(*tokens)
+        assert lib.llama_encode(made, lib.llama_batch_get_one(array, len(tokens))) == 0, _last_words()
         return np.ctypeslib.as_array(lib.llama_get_embeddings_seq(made, 0), (n_embd,)).copy()
+
+
+def _last_words() -> str:
+    return "".join(_log)[-1000:]
 
 
 _MIB = r"+([\d.]+) MiB"
@@ -108,4 +116,4 @@ def logged_sizes(log: str) -> list[tuple[str, int, float, float]]:
     return found
 
 
-__all__ = ["context", "embedding", "library", "logged_sizes", "logits"]
+__all__ = ["context", "embedding", "library", "logged_sizes", "logits", "model"]
