@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated, Optional
 
 import typer
@@ -35,15 +36,25 @@ def chat(
     ] = None,
     file: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option("--file", "-f", metavar="FILE", show_default=False, help="Read the first message from a file."),
+        typer.Option(
+            "--file", "-f", metavar="FILE", show_default=False, help="Read the first message from a file."
+        ),
     ] = None,
     system: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option("--system-prompt", "-sys", metavar="TEXT", show_default=False, help="System message; never evicted."),
+        typer.Option(
+            "--system-prompt",
+            "-sys",
+            metavar="TEXT",
+            show_default=False,
+            help="System message; never evicted.",
+        ),
     ] = None,
     no_history: Annotated[
         bool,
-        typer.Option("--no-history", help="Do not keep what is typed; $H2O_GGUF_HISTORY names another file for it."),
+        typer.Option(
+            "--no-history", help="Do not keep what is typed; $H2O_GGUF_HISTORY names another file for it."
+        ),
     ] = False,
     model: ModelFlags,
     cache: CacheFlags,
@@ -51,8 +62,8 @@ def chat(
 ) -> None:
     """Talk to a model, for as long as you like; /help lists what it understands.
 
-    Without --kv-budget 2,048 entries per KV head are kept, or what the model allows; when they are used up, the policy
-    evicts the least useful ones, never the system message. With stdin piped each line is a message.
+    Without --kv-budget 2,048 entries per KV head are kept, or what the model allows; when they are used up,
+    the policy evicts the least useful, never the system message. With stdin piped each line is a message.
     """
     if file == "-":
         raise OptionError("a chat reads its messages from stdin; -f must name a file", "file")
@@ -72,10 +83,9 @@ def chat(
         if is_terminal:
             messages = TerminalInput(history_file(not no_history), list(COMMANDS))
             kv = session.report()
-            name = llm.metadata.get("general.name") or llm.model_path
             notice(
-                f"{name}, {kv.policy}, {kv.budget:,} entries per KV head, {show_bytes(kv.bytes)} KV cache. "
-                "/help for help."
+                f"{Path(llm.model_path).stem}: {kv.policy}, {kv.budget:,} entries per KV head, "
+                f"{show_bytes(kv.bytes)} of KV cache. /help lists what you can do."
             )
         if not session.template.is_own:
             notice("this model has no chat template; a plain one is used (a base model may ramble)")

@@ -47,14 +47,14 @@ class LineInput:
         while is_open_quote(line):
             more = sys.stdin.readline()
             if not more:
-                notice('the triple quotes are never closed; what they hold is sent as it is')
+                notice("the triple quotes are never closed; what they hold is sent as it is")
                 break
             line += more
         return unquote(line)
 
 
 class TerminalInput:
-    """A line editor: pasted lines stay together, triple quotes hold lines together, history with the arrows."""
+    """A line editor: pasted lines and lines in triple quotes stay together; the arrows bring back history."""
 
     def __init__(self, history: Path | None, commands: list[str]) -> None:
         """commands : what Tab completes."""

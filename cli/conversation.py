@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from h2o_gguf.cancel import CancelToken
-from h2o_gguf.cli.interrupt import cancel_on_interrupt
+from h2o_gguf.cli.interrupt import cancel_on_interrupt, no_echo
 from h2o_gguf.cli.progress import LateBar
 from h2o_gguf.cli.render import complain, notice, speed
 from h2o_gguf.cli.streaming import Printer
@@ -44,7 +44,7 @@ class Conversation:
         printer = Printer()
         before = self.session.last
         try:
-            with cancel_on_interrupt() as cancel:
+            with cancel_on_interrupt() as cancel, no_echo():
                 with LateBar("reading") as bar:
                     pieces = answer(bar.update, cancel)
                     first = next(pieces, "")
@@ -77,12 +77,14 @@ class Conversation:
             if limit is not None and turn.n_written >= limit:
                 notice(f"cut at {limit:,} tokens; /set predict N allows more")
             else:
-                notice(f"the context of {kv.budget:,} tokens is full and nothing may be evicted; /clear starts anew")
+                notice(
+                    f"the context of {kv.budget:,} tokens is full, nothing may be evicted; /clear starts anew"
+                )
         if turn.n_evicted and not self._has_told_eviction:
             self._has_told_eviction = True
             notice(
-                f"the cache is full: from now on {kv.policy} keeps the {kv.budget:,} most useful entries per KV head "
-                "and the system message (/kv shows how full it is)"
+                f"the cache is full: from now on {kv.policy} keeps the {kv.budget:,} most useful entries per "
+                "KV head, the system message among them (/kv shows how full it is)"
             )
         if self._verbose:
             notice(f"read {speed(turn.n_read, turn.read_s)}, wrote {speed(turn.n_written, turn.write_s)}")

@@ -61,7 +61,9 @@ def _parameters(group: type[Any], defaults: dict[str, Any]) -> list[inspect.Para
         inspect.Parameter(
             field.name,
             inspect.Parameter.KEYWORD_ONLY,
-            default=defaults.get(field.name, inspect.Parameter.empty if field.default is MISSING else field.default),
+            default=defaults.get(
+                field.name, inspect.Parameter.empty if field.default is MISSING else field.default
+            ),
             annotation=hints[field.name],
         )
         for field in fields(group)

@@ -52,7 +52,10 @@ def _is_ours(error: Exception) -> bool:
 
 
 def _is_verbose(kwargs: dict[str, Any]) -> bool:
-    return any(value is True if name == "verbose" else getattr(value, "verbose", False) for name, value in kwargs.items())
+    return any(
+        value is True if name == "verbose" else getattr(value, "verbose", False)
+        for name, value in kwargs.items()
+    )
 
 
 def _show_traceback() -> None:

@@ -27,30 +27,65 @@ def inspect(
     model: Annotated[
         Optional[str],  # noqa: UP045
         typer.Argument(
-            envvar="LLAMA_ARG_MODEL", metavar="[MODEL]", show_default="the default model",
+            envvar="LLAMA_ARG_MODEL",
+            metavar="[MODEL]",
+            show_default="the default model",
             help="GGUF file or catalog name.",
         ),
-    ] = None,  # fmt: skip
+    ] = None,
     kv_budget: Annotated[
-        int, typer.Option("--kv-budget", "--max-kv-size", envvar="H2O_GGUF_KV_BUDGET", metavar="N", min=1,
-                          help="Entries per KV head to weigh.")
-    ] = BUDGET,  # fmt: skip
+        int,
+        typer.Option(
+            "--kv-budget",
+            "--max-kv-size",
+            envvar="H2O_GGUF_KV_BUDGET",
+            metavar="N",
+            min=1,
+            help="Entries per KV head to weigh.",
+        ),
+    ] = BUDGET,
     ctx_size: Annotated[
-        int, typer.Option("--ctx-size", "-c", envvar="LLAMA_ARG_CTX_SIZE", metavar="N", min=0,
-                          help="Full context to compare with; 0: the model's.")
-    ] = 0,  # fmt: skip
+        int,
+        typer.Option(
+            "--ctx-size",
+            "-c",
+            envvar="LLAMA_ARG_CTX_SIZE",
+            metavar="N",
+            min=0,
+            help="Full context to compare with; 0: the model's.",
+        ),
+    ] = 0,
     ubatch_size: Annotated[
-        int, typer.Option("--ubatch-size", "-ub", envvar="LLAMA_ARG_UBATCH", metavar="N", min=1,
-                          help="Tokens computed at once.")
-    ] = 512,  # fmt: skip
+        int,
+        typer.Option(
+            "--ubatch-size",
+            "-ub",
+            envvar="LLAMA_ARG_UBATCH",
+            metavar="N",
+            min=1,
+            help="Tokens computed at once.",
+        ),
+    ] = 512,
     cache_type_k: Annotated[
-        str, typer.Option("--cache-type-k", "-ctk", envvar="LLAMA_ARG_CACHE_TYPE_K", metavar="TYPE",
-                          help=f"Type of the keys: {CACHE_TYPES}.")
-    ] = "f16",  # fmt: skip
+        str,
+        typer.Option(
+            "--cache-type-k",
+            "-ctk",
+            envvar="LLAMA_ARG_CACHE_TYPE_K",
+            metavar="TYPE",
+            help=f"Type of the keys: {CACHE_TYPES}.",
+        ),
+    ] = "f16",
     cache_type_v: Annotated[
-        str, typer.Option("--cache-type-v", "-ctv", envvar="LLAMA_ARG_CACHE_TYPE_V", metavar="TYPE",
-                          help="Type of the values.")
-    ] = "f16",  # fmt: skip
+        str,
+        typer.Option(
+            "--cache-type-v",
+            "-ctv",
+            envvar="LLAMA_ARG_CACHE_TYPE_V",
+            metavar="TYPE",
+            help="Type of the values.",
+        ),
+    ] = "f16",
     as_json: Annotated[bool, typer.Option("--json", help="Write JSON.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show tracebacks of errors.")] = False,
 ) -> None:
@@ -131,18 +166,39 @@ def _facts(path: Path, shape: ModelShape, verdict: Support, weight: _Weight) -> 
 
 def _lines(path: Path, shape: ModelShape, verdict: Support, weight: _Weight) -> list[tuple[str, str]]:
     heads = f"{_few(shape.n_head)} heads, {_few(shape.n_head_kv)} KV heads"
-    dims = str(shape.head_dim_k) if shape.head_dim_k == shape.head_dim_v else f"{shape.head_dim_k}/{shape.head_dim_v}"
+    dims = (
+        str(shape.head_dim_k)
+        if shape.head_dim_k == shape.head_dim_v
+        else f"{shape.head_dim_k}/{shape.head_dim_v}"
+    )
     lines = [
-        ("model", f"{shape.name or path.name} ({shape.architecture}, {shape.file_type}, {show_bytes(shape.n_file_bytes)})"),
+        (
+            "model",
+            f"{shape.name or path.name} ({shape.architecture}, {shape.file_type}, "
+            f"{show_bytes(shape.n_file_bytes)})",
+        ),
         ("evict", "yes" if verdict.can_evict else f"no: {verdict.reason}"),
         *(("", note) for note in verdict.notes),
         ("layers", f"{shape.n_layer}, {len(verdict.evicted_layers)} of them evicted from"),
-        ("attention", f"{heads}, head size {dims}" + (f", sliding window {shape.n_swa:,}" if shape.n_swa else "")),
-        ("context", f"{shape.n_ctx_train:,} tokens trained" + (
-            ", without end when entries are evicted" if verdict.can_evict and verdict.can_renumber else "")),
-        ("chat", "has its own chat template" if shape.has_chat_template else "no chat template (a base model?)"),
-    ]  # fmt: skip
-    types = weight.type_k if weight.type_k == weight.type_v else f"{weight.type_k} keys, {weight.type_v} values"
+        (
+            "attention",
+            f"{heads}, head size {dims}" + (f", sliding window {shape.n_swa:,}" if shape.n_swa else ""),
+        ),
+        (
+            "context",
+            f"{shape.n_ctx_train:,} tokens trained"
+            + (
+                ", without end when entries are evicted" if verdict.can_evict and verdict.can_renumber else ""
+            ),
+        ),
+        (
+            "chat",
+            "has its own chat template" if shape.has_chat_template else "no chat template (a base model?)",
+        ),
+    ]
+    types = (
+        weight.type_k if weight.type_k == weight.type_v else f"{weight.type_k} keys, {weight.type_v} values"
+    )
     if verdict.can_evict:
         lines.append(
             (

@@ -1,8 +1,10 @@
-"""Ctrl-C asks the running call to stop; a second one leaves at once."""
+"""The keyboard while a call runs: Ctrl-C asks it to stop, a second one leaves at once, nothing is echoed."""
 
 from __future__ import annotations
 
+import contextlib
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +12,12 @@ from typing import Any
 
 from h2o_gguf.cancel import CancelToken
 
-__all__ = ["cancel_on_interrupt"]
+try:
+    import termios
+except ImportError:  # Windows
+    termios = None  # type: ignore[assignment]
+
+__all__ = ["cancel_on_interrupt", "no_echo"]
 
 
 @contextmanager
@@ -31,3 +38,21 @@ def cancel_on_interrupt() -> Iterator[CancelToken]:
         yield token
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def no_echo() -> Iterator[None]:
+    """Keep what is typed meanwhile, ^C included, from appearing inside the answer."""
+    if termios is None or not sys.stdin.isatty():
+        yield
+        return
+    terminal = sys.stdin.fileno()
+    before = termios.tcgetattr(terminal)
+    quiet = [*before]
+    quiet[3] &= ~termios.ECHO
+    termios.tcsetattr(terminal, termios.TCSANOW, quiet)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(termios.error):
+            termios.tcsetattr(terminal, termios.TCSANOW, before)

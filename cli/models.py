@@ -67,7 +67,9 @@ def fetch(name: Name = DEFAULT_MODEL, verbose: Verbose = False) -> None:
 
 @app.command()
 @guarded
-def remove(name: Annotated[str, typer.Argument(help="A name from `models list`.")], verbose: Verbose = False) -> None:
+def remove(
+    name: Annotated[str, typer.Argument(help="A name from `models list`.")], verbose: Verbose = False
+) -> None:
     """Delete a fetched model, and what is left of an unfinished fetch."""
     freed = catalog.remove(name)
     notice(f"{name} removed: {show_bytes(freed)} are free again." if freed else f"{name} was not here.")

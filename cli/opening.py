@@ -42,7 +42,9 @@ def model_path(name: str | None) -> Path:
                 "or name a GGUF file with -m FILE",
             ) from error
         notice(f"No model is named and the default one, {model.title}, is not here yet.")
-        if not typer.confirm(f"Fetch it ({show_bytes(model.n_bytes)}, {model.licence})?", default=True, err=True):
+        if not typer.confirm(
+            f"Fetch it ({show_bytes(model.n_bytes)}, {model.licence})?", default=True, err=True
+        ):
             raise typer.Exit(error.exit_code) from None
         return fetch_with_bar(DEFAULT_MODEL)
 

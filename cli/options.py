@@ -23,7 +23,7 @@ class ModelFlags:
         Optional[str],  # noqa: UP045
         typer.Option(
             "--model", "-m", envvar="LLAMA_ARG_MODEL", metavar="FILE", show_default=False,
-            help="GGUF file, or the name of a model in `h2o-gguf models list`. Without it: the default model.",
+            help="GGUF file, or a name from `h2o-gguf models list`. Without it: the default model.",
         ),
     ] = None  # fmt: skip
     ctx_size: Annotated[
@@ -64,7 +64,11 @@ class ModelFlags:
     flash_attn: Annotated[
         str,
         typer.Option(
-            "--flash-attn", "-fa", envvar="LLAMA_ARG_FLASH_ATTN", metavar="on|off|auto", help="Flash attention."
+            "--flash-attn",
+            "-fa",
+            envvar="LLAMA_ARG_FLASH_ATTN",
+            metavar="on|off|auto",
+            help="Flash attention.",
         ),
     ] = "auto"
     verbose: Annotated[
@@ -87,8 +91,8 @@ class CacheFlags:
     policy: Annotated[
         str,
         typer.Option(
-            "--policy", envvar="H2O_GGUF_POLICY", metavar="NAME", help="What to evict: h2o+, h2o, streaming, random, "
-            "or none (evict nothing: a full cache is an error).",
+            "--policy", envvar="H2O_GGUF_POLICY", metavar="NAME",
+            help="What to evict: h2o+, h2o, streaming, random, or none (a full cache is an error).",
         ),
     ] = "h2o+"  # fmt: skip
     sink: Annotated[
@@ -115,7 +119,11 @@ class CacheFlags:
     cache_type_v: Annotated[
         str,
         typer.Option(
-            "--cache-type-v", "-ctv", envvar="LLAMA_ARG_CACHE_TYPE_V", metavar="TYPE", help="Type of the values."
+            "--cache-type-v",
+            "-ctv",
+            envvar="LLAMA_ARG_CACHE_TYPE_V",
+            metavar="TYPE",
+            help="Type of the values.",
         ),
     ] = "f16"
 

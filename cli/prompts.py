@@ -34,7 +34,9 @@ def gather_prompt(argument: str | None, option: str | None, file: str | None) ->
         parts.append(prompt)
     parts = [part for part in parts if part.strip()]
     if not parts:
-        raise OptionError("there is no prompt: give one as an argument, with -p, with -f FILE or on stdin", "prompt")
+        raise OptionError(
+            "there is no prompt: give one as an argument, with -p, with -f FILE or on stdin", "prompt"
+        )
     if len(parts) == 1:
         return parts[0]
     return "\n\n".join([*(part.rstrip("\n") for part in parts[:-1]), parts[-1]])

@@ -9,7 +9,17 @@ from rich.text import Text
 
 from h2o_gguf.report import KVReport
 
-__all__ = ["bar", "complain", "evicted_line", "is_terminal", "kv_lines", "notice", "show_bytes", "speed", "stderr"]
+__all__ = [
+    "bar",
+    "complain",
+    "evicted_line",
+    "is_terminal",
+    "kv_lines",
+    "notice",
+    "show_bytes",
+    "speed",
+    "stderr",
+]
 
 BAR_CELLS = 30
 

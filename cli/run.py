@@ -43,28 +43,42 @@ def run(
     file: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option(
-            "--file", "-f", metavar="FILE", show_default=False, help="Read the prompt from a file; - is stdin."
+            "--file",
+            "-f",
+            metavar="FILE",
+            show_default=False,
+            help="Read the prompt from a file; - is stdin.",
         ),
     ] = None,
     system: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option("--system-prompt", "-sys", metavar="TEXT", show_default=False, help="System message; never evicted."),
+        typer.Option(
+            "--system-prompt",
+            "-sys",
+            metavar="TEXT",
+            show_default=False,
+            help="System message; never evicted.",
+        ),
     ] = None,
     raw: Annotated[
         bool, typer.Option("--raw", help="Continue the text as it is, without the model's chat template.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Write the answer and what it took as JSON.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Write the answer and what it took as JSON.")
+    ] = False,
     model: ModelFlags,
     cache: CacheFlags,
     sampling: SamplingFlags,
 ) -> None:
     """Answer one prompt on stdout.
 
-    Piped stdin goes before a file, a file before the prompt. Without --kv-budget up to 4,096 entries per KV head
-    are kept, or what the model allows; then the cache stays that size however long the prompt and the answer are.
+    Piped stdin goes before a file, a file before the prompt. Without --kv-budget up to 4,096 entries per KV
+    head are kept, or what the model allows; the cache stays that size, however long prompt and answer are.
     """
     if raw and system is not None:
-        raise OptionError("--raw and --system-prompt contradict each other: a raw prompt has no messages", "raw")
+        raise OptionError(
+            "--raw and --system-prompt contradict each other: a raw prompt has no messages", "raw"
+        )
     question = gather_prompt(prompt, text, file)
     with open_model(model, cache, BUDGET) as llm:
         from h2o_gguf.chat import ChatSession

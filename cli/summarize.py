@@ -33,28 +33,43 @@ def summarize(
     question: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option(
-            "--prompt", "-p", metavar="TEXT", show_default="a summary", help="What to answer at the end of the document."
+            "--prompt",
+            "-p",
+            metavar="TEXT",
+            show_default="a summary",
+            help="What to answer at the end of the document.",
         ),
     ] = None,
     instruction: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option(
-            "--instruction", metavar="TEXT", show_default="to read it", help="What to say before the document."
+            "--instruction",
+            metavar="TEXT",
+            show_default="to read it",
+            help="What to say before the document.",
         ),
     ] = None,
     system: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option("--system-prompt", "-sys", metavar="TEXT", show_default=False, help="System message; never evicted."),
+        typer.Option(
+            "--system-prompt",
+            "-sys",
+            metavar="TEXT",
+            show_default=False,
+            help="System message; never evicted.",
+        ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Write the answer and what it took as JSON.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Write the answer and what it took as JSON.")
+    ] = False,
     model: ModelFlags,
     cache: CacheFlags,
     sampling: SamplingFlags,
 ) -> None:
     """Read a text of any length once, in a KV cache that never grows, and summarize it on stdout.
 
-    The instruction before the text and the question after it are never evicted. Without --kv-budget 1,024 entries
-    per KV head are kept, or what the model allows.
+    The instruction before the text and the question after it are never evicted. Without --kv-budget 1,024
+    entries per KV head are kept, or what the model allows.
     """
     with open_document(file) as document, open_model(model, cache, BUDGET) as llm:
         from h2o_gguf import summarize as library
@@ -97,7 +112,9 @@ def summarize(
                 "seconds": {"read": round(summary.read_s, 3), "write": round(summary.write_s, 3)},
             }
             sys.stdout.write(json.dumps(result, indent=2, ensure_ascii=False) + "\n")
-        notice(f"read {speed(summary.n_read, summary.read_s)}, wrote {speed(summary.n_written, summary.write_s)}")
+        notice(
+            f"read {speed(summary.n_read, summary.read_s)}, wrote {speed(summary.n_written, summary.write_s)}"
+        )
         notice(f"{evicted_line(summary.kv)}; the KV cache takes {show_bytes(summary.kv.bytes)}")
         if summary.finish_reason == "length":
             notice(f"the answer was cut at {summary.n_written:,} tokens; -n allows more")

@@ -55,8 +55,8 @@ class Attachment:
 class ChatSession:
     """A conversation with one model.
 
-    Each turn decodes only what is new; the system message is pinned. Where the template rewrites what was said
-    before, or the cache was used by others meanwhile, the conversation is read again.
+    Each turn decodes only what is new; the system message is pinned. Where the template rewrites what was
+    said before, or the cache was used by others meanwhile, the conversation is read again.
 
     messages : the conversation, oldest first, as {"role", "content"}.  last : what the last reply took.
     """
@@ -71,7 +71,7 @@ class ChatSession:
         max_tokens: int | None = N_PREDICT,
         template: ChatTemplate | None = None,
     ) -> None:
-        """llm : H2OLlama.  seed : None draws other numbers each time.  max_tokens : of a reply; None no limit."""
+        """llm : H2OLlama.  seed : None draws anew each time.  max_tokens : of a reply; None no limit."""
         self.template = template or ChatTemplate.of(llm)
         self.sampling = sampling or SamplingOptions()
         self.seed = seed
@@ -84,7 +84,9 @@ class ChatSession:
         self._tokenizer = Tokenizer(llm)
         self._attachments: list[Attachment] = []
         self.reseed()
-        self._prompt: str | None = None  # what the cache says, as the template renders it, up to the last reply
+        self._prompt: str | None = (
+            None  # what the cache says, as the template renders it, up to the last reply
+        )
         self._n_prompt = 0  # the position where that reply begins
         self._reply = Reply()  # that reply
         self._tokens: list[int] = []  # the cache's tokens after it
@@ -125,7 +127,7 @@ class ChatSession:
     ) -> Iterator[str]:
         """Yield another reply to the last message.
 
-        Exact and at once where the old reply lies inside the recent window; else the conversation is read again.
+        Exact and at once where the old reply lies inside the recent window; else all is read again.
 
         Raises: OptionError, there is no reply yet; and what `ask` raises, with the old reply kept.
         """
@@ -230,7 +232,7 @@ class ChatSession:
         return self._engine.n_past - n_reused, n_reused
 
     def _added(self, prompt: str) -> list[int] | None:
-        """The tokens between what the cache says and the next reply; None if the prompt does not continue it."""
+        """The tokens between what the cache says and the next reply; None if the prompt says otherwise."""
         if self._prompt is None or not prompt.startswith(self._prompt) or self._engine.tokens != self._tokens:
             return None
         rest = prompt[len(self._prompt) :]
@@ -259,4 +261,3 @@ class ChatSession:
             return []
         first = self._tokenizer.index(tokens, len(prompt[:start].encode()))
         return [(first, self._tokenizer.index(tokens, len(prompt[: start + len(text)].encode())))]
-

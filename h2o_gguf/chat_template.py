@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -32,7 +31,7 @@ class ChatTemplate:
     """Renders messages as the model was trained to read them.
 
     source : the Jinja text, "" for a plain layout that suits models which have none.
-    is_own : whether the model brought it.  is_raw : messages are only joined, and control tokens in them count.
+    is_own : whether the model brought it.  is_raw : messages are joined, and control tokens in them count.
     stops : strings that end a reply.
     """
 
@@ -43,7 +42,9 @@ class ChatTemplate:
         self.stops: tuple[str, ...] = () if source or is_raw else ("\nUser:",)
         self._bos = bos
         self._eos = eos
-        self._formatter: Any = None  # built on first use: a broken template must not keep a model from loading
+        self._formatter: Any = (
+            None  # built on first use: a broken template must not keep a model from loading
+        )
 
     @classmethod
     def of(cls, llm: Any) -> ChatTemplate:
@@ -81,9 +82,11 @@ class ChatTemplate:
     def opening(self, system: str | None) -> str:
         """What comes before the first user message, whatever that says: system message and markers."""
         start: list[Message] = [] if system is None else [{"role": "system", "content": system}]
-        return os.path.commonprefix(
-            [self.render([*start, {"role": "user", "content": word}], opens_reply=True) for word in ("A", "B")]
+        one, other = (
+            self.render([*start, {"role": "user", "content": word}], opens_reply=True) for word in ("A", "B")
         )
+        n = next((i for i, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), len(one))
+        return one[:n]
 
     def _jinja(self, messages: Sequence[Message], opens_reply: bool) -> str:
         try:

@@ -44,7 +44,9 @@ class Document:
             return cls(file, os.path.basename(os.fspath(path)), os.fstat(file.fileno()).st_size)
         except OSError as error:
             reason = error.strerror or str(error)
-            raise OptionError(f"cannot read {os.fspath(path)!r}: {reason[:1].lower()}{reason[1:]}", "file") from error
+            raise OptionError(
+                f"cannot read {os.fspath(path)!r}: {reason[:1].lower()}{reason[1:]}", "file"
+            ) from error
 
     def close(self) -> None:
         """Close the file."""
@@ -85,9 +87,11 @@ class Document:
                 chunk, encoding = chunk[len(mark) :], name
                 break
         if encoding == "utf-8" and b"\0" in chunk:
-            raise OptionError(f"{self.name!r} is not text: it has zero bytes; convert it to plain text first", "file")
+            raise OptionError(
+                f"{self.name!r} is not text: it has zero bytes; convert it to plain text first", "file"
+            )
         decoder = codecs.getincrementaldecoder(encoding)("replace")
-        newlines = _universal(decoder)
+        newlines = io.IncrementalNewlineDecoder(decoder, translate=True)
         while chunk:
             text = newlines.decode(chunk)
             self.n_replaced += text.count(REPLACEMENT)
@@ -99,11 +103,6 @@ class Document:
         chunk = self._file.read(CHUNK_BYTES)
         self.n_bytes_read += len(chunk)
         return chunk
-
-
-def _universal(decoder: codecs.IncrementalDecoder) -> codecs.IncrementalDecoder:
-    """The decoder, with \\r\\n and \\r read as \\n."""
-    return io.IncrementalNewlineDecoder(decoder, translate=True)
 
 
 def _cut(text: str, n: int) -> int:

@@ -69,7 +69,9 @@ class Tokenizer:
         return self._encode(text, special)
 
     def _encode(self, text: str, special: bool) -> list[int]:
-        return [int(token) for token in self._llm.tokenize(text.encode("utf-8"), add_bos=False, special=special)]
+        return [
+            int(token) for token in self._llm.tokenize(text.encode("utf-8"), add_bos=False, special=special)
+        ]
 
     def index(self, tokens: list[int], n_bytes: int) -> int:
         """How many of the tokens it takes to spell the first n_bytes bytes of their text."""
