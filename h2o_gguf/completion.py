@@ -44,7 +44,7 @@ class Request:
     n_prompt_chars: int = 0
     n_top: int | None = None
     scores_prompt: bool = False
-    cancel: CancelToken | None = None
+    cancel: CancelToken = field(default_factory=CancelToken)
     progress: Progress | None = None
 
 
@@ -156,11 +156,7 @@ def _read_prompt(engine: Engine, request: Request, outcome: Outcome) -> None:
 
 def _criteria_met(engine: Engine, criteria: StoppingCriteria) -> bool:
     logits = engine.logits
-    return bool(
-        criteria(
-            np.asarray(engine.tokens, np.intc), logits if logits is not None else np.zeros(0, np.float32)
-        )
-    )
+    return bool(criteria(engine.token_array, logits if logits is not None else np.zeros(0, np.float32)))
 
 
 def _end_reason(engine: Engine, request: Request, outcome: Outcome) -> str:

@@ -6,6 +6,7 @@ import functools
 import logging
 import threading
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from h2o_gguf.cancel import CancelToken
@@ -13,7 +14,7 @@ from h2o_gguf.completion import Outcome, Piece, Request, Response, complete
 from h2o_gguf.engine import Engine, Progress
 from h2o_gguf.errors import ContextOverflowError, OptionError
 from h2o_gguf.eviction import Span
-from h2o_gguf.lock import CallLock, Turn
+from h2o_gguf.lock import Turn
 from h2o_gguf.native import high
 from h2o_gguf.prompt import completion_tokens, find_text, has_infill, one_bos
 from h2o_gguf.report import KVReport
@@ -33,9 +34,7 @@ class Completions:
     cache: Any
     model_path: str
     spm_infill: bool
-    _cancel: CancelToken
     _chat: threading.local
-    _lock: CallLock
     _pin: str | tuple[Span, ...] | None
     _vocab: Vocab
 
@@ -73,6 +72,7 @@ class Completions:
         *,
         pin: Sequence[Span] | None = None,
         progress: Progress | None = None,
+        cancel: CancelToken | None = None,
     ) -> Any:
         """Continue a text; return an OpenAI-shaped result with a `kv` entry, or an iterator of chunks.
 
@@ -85,7 +85,8 @@ class Completions:
         pin : spans of the prompt, in tokens, that are never evicted, beside those of the constructor.
         progress : called with (tokens read, tokens to read) after each batch of the prompt.
 
-        finish_reason is "cancelled" after cancel(). A stream holds the object until it ends or is closed.
+        cancel : stops the call as the method cancel() does; finish_reason is "cancelled" then.
+        A stream holds the object until it ends or is closed.
 
         Raises: ContextOverflowError, the prompt does not fit and nothing may be evicted; BudgetError, pinned
             spans do not fit the budget; OptionError; PolicyError. The object stays usable.
@@ -116,7 +117,7 @@ class Completions:
             n_prompt_chars=len(prompt_text),
             n_top=logprobs,
             scores_prompt=echo and logprobs is not None,
-            cancel=self._cancel,
+            cancel=cancel or CancelToken(),
             progress=progress,
         )  # fmt: skip
         response = Response(
@@ -127,8 +128,7 @@ class Completions:
         )
         if stream:
             return self._stream(request, response, chat)
-        with self._lock.call():
-            self._cancel.clear()
+        with self._call(request.cancel):
             pieces: list[Piece] = []
             outcome = _collect(self._complete(request), pieces)
             result = response.whole(pieces, outcome, self.engine.report().as_dict())
@@ -172,9 +172,8 @@ class Completions:
             self._load_state(state)
 
     def _stream(self, request: Request, response: Response, chat: _Chat | None) -> Iterator[dict[str, Any]]:
-        turn = self._lock.enter()
+        turn, _ = self._begin(request.cancel)
         try:
-            self._cancel.clear()
             echo = response.echo()
             if echo is not None:
                 yield from _paused(turn, echo)
@@ -191,7 +190,7 @@ class Completions:
                 pieces.close()
             last = response.last_chunk(outcome, self.engine.report().as_dict())
         finally:
-            turn.end()
+            self._end(turn)
         if chat is not None:
             chat.kv = last["kv"]
         yield last
@@ -226,6 +225,9 @@ class Completions:
 
         @property
         def engine(self) -> Engine: ...
+        def _begin(self, cancel: CancelToken) -> tuple[Turn, CancelToken]: ...
+        def _end(self, turn: Turn) -> None: ...
+        def _call(self, cancel: CancelToken | None = None) -> AbstractContextManager[CancelToken]: ...
         def _sampling(self, **knobs: Any) -> SamplingOptions: ...
         def _save_state(self) -> Any: ...
         def _load_state(self, state: Any) -> None: ...

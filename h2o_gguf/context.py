@@ -16,11 +16,8 @@ from h2o_gguf.errors import NativeError
 from h2o_gguf.native import C
 from h2o_gguf.vocab import Vocab
 
-__all__ = ["DECODE_ABORTED", "DECODE_NO_ROOM", "DECODE_NO_VICTIMS", "Context"]
+__all__ = ["Context"]
 
-DECODE_NO_ROOM = 1
-DECODE_ABORTED = 2
-DECODE_NO_VICTIMS = -100  # H2OG_DECODE_FAILED: room could not be made
 END = -1  # llama.cpp: to the end of the sequence
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from h2o_gguf.align import align
 from h2o_gguf.cancel import CancelToken
-from h2o_gguf.context import DECODE_ABORTED, DECODE_NO_ROOM, DECODE_NO_VICTIMS, Context
 from h2o_gguf.errors import (
     CacheFullError,
     Cancelled,
@@ -22,10 +21,19 @@ from h2o_gguf.errors import (
 from h2o_gguf.eviction import Evictor, NativeCache, Span, check_pins
 from h2o_gguf.policies import Policy
 from h2o_gguf.report import KVReport
+from h2o_gguf.token_log import TokenLog
+
+if TYPE_CHECKING:
+    from h2o_gguf.context import Context
 
 __all__ = ["UNBOUNDED", "Engine", "Sampler"]
 
 UNBOUNDED = 2**31 - 1  # llama.cpp counts positions in int32
+
+# What llama_decode returns.
+DECODE_NO_ROOM = 1
+DECODE_ABORTED = 2
+DECODE_NO_VICTIMS = -100  # H2OG_DECODE_FAILED: room could not be made
 
 Logits = NDArray[np.float32]
 Progress = Callable[[int, int], None]
@@ -34,8 +42,8 @@ Progress = Callable[[int, int], None]
 class Sampler(Protocol):
     """Chooses the next token."""
 
-    def sample(self, logits: Logits, tokens: Sequence[int]) -> int | None:
-        """A token, from logits float32[n_vocab] and the tokens so far; None if no token is allowed."""
+    def sample(self, logits: Logits, tokens: NDArray[np.intc]) -> int | None:
+        """A token, from logits float32[n_vocab] and the tokens so far, int32[n]; None if none is allowed."""
         ...
 
     def accept(self, token: int) -> None:
@@ -46,8 +54,8 @@ class Sampler(Protocol):
 class Engine:
     """One sequence in one llama.cpp context, evicted from as its policy says.
 
-    tokens : every token of the sequence since the last reset, evicted ones included; exactly those the
-        context has seen.
+    tokens : every token of the sequence since the last reset, evicted ones included: those the context has
+        seen, no more and no less.
     cache : the native cache, None when nothing is ever evicted.
     pins : position spans that are never victims.
     n_ctx : most tokens of a sequence; UNBOUNDED with eviction, unless positions cannot be renumbered.
@@ -67,13 +75,13 @@ class Engine:
 
         policy, cache : both or neither.  kv_bytes : size of the KV memory when there is no cache to ask.
         """
-        self.context: Context = ctx if model is None else Context(ctx, model)
+        self.context: Context = ctx if model is None else _context(ctx, model)
         self.cache = cache
         self.policy = policy if cache is not None else None
         self.n_ctx = (
             n_ctx if n_ctx is not None else (UNBOUNDED if cache is not None else self.context.n_cells)
         )
-        self.tokens: list[int] = []
+        self._log = TokenLog()
         self.is_closed = False
         self.cancelled = False  # whether the last generation was cut off by its token
         self.on_logits: Callable[[int, Logits], None] | None = None  # gets (position, rows) of every batch
@@ -86,9 +94,19 @@ class Engine:
             cache.set_policy(self._evictor)
 
     @property
+    def tokens(self) -> list[int]:
+        """The tokens so far; not to be changed from outside."""
+        return self._log.tokens
+
+    @property
+    def token_array(self) -> NDArray[np.intc]:
+        """The tokens so far: int32[n_past], read-only, valid until the next change."""
+        return self._log.array()
+
+    @property
     def n_past(self) -> int:
         """The next position."""
-        return len(self.tokens)
+        return len(self._log)
 
     @property
     def pins(self) -> list[Span]:
@@ -110,7 +128,7 @@ class Engine:
         """Forget the sequence; pins stay."""
         self._require_open()
         self.context.clear()
-        self.tokens.clear()
+        self._log.shorten(0)
         self._logits = self._mark = None
 
     def rollback(self, n_past: int) -> bool:
@@ -129,7 +147,7 @@ class Engine:
             return True
         if not self._remove_from(n_past):
             return False
-        del self.tokens[n_past:]
+        self._log.shorten(n_past)
         self._logits = None
         if self._mark is not None and self._mark[0] > n_past:
             self._mark = None
@@ -228,7 +246,7 @@ class Engine:
                     return
                 if self._logits is None:
                     raise OptionError("nothing has been read yet: give a prompt first", "prompt")
-                token = sampler.sample(self._logits, self.tokens)
+                token = sampler.sample(self._logits, self._log.array())
                 if token is None:
                     return
                 sampler.accept(token)
@@ -252,8 +270,9 @@ class Engine:
             return
         try:
             self.cache.make_room(self.policy.budget)
-        finally:
+        except Exception:
             self._raise_policy_error()
+            raise
 
     def report(self) -> KVReport:
         """The state of the cache."""
@@ -274,7 +293,8 @@ class Engine:
 
     def adopt(self, tokens: Sequence[int], logits: Logits | None) -> None:
         """Take over a sequence the context was given by other means (a loaded session)."""
-        self.tokens[:] = tokens
+        self._log.shorten(0)
+        self._log.extend(tokens)
         self._logits, self._mark = logits, None
         if logits is not None:
             self._mark = (self.n_past, logits)
@@ -317,7 +337,7 @@ class Engine:
         code = self.context.decode(tokens, self.n_past, all_logits=self.on_logits is not None, cancel=cancel)
         if code == 0:
             start = self.n_past
-            self.tokens.extend(tokens)
+            self._log.extend(tokens)
             rows = self.context.logits(len(tokens) if self.on_logits is not None else 1)
             self._logits = rows[-1]
             if self.on_logits is not None:
@@ -340,6 +360,12 @@ class Engine:
     def _raise_policy_error(self) -> None:
         if self._evictor is not None:
             self._evictor.raise_error()
+
+
+def _context(ctx: Any, model: Any) -> Context:
+    from h2o_gguf.context import Context
+
+    return Context(ctx, model)
 
 
 def _room_failure() -> str:

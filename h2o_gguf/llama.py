@@ -22,7 +22,7 @@ from h2o_gguf.context import Context
 from h2o_gguf.engine import UNBOUNDED, Engine
 from h2o_gguf.errors import OptionError, UnsupportedModelError
 from h2o_gguf.eviction import NativeCache, Span
-from h2o_gguf.lock import CallLock
+from h2o_gguf.lock import CallLock, Gone
 from h2o_gguf.lowlevel import LowLevel
 from h2o_gguf.models import kv_bytes, support
 from h2o_gguf.native import C, high
@@ -141,7 +141,7 @@ class H2OLlama(LowLevel, Completions, high.Llama):  # type: ignore[misc]
         self.cache: Any = None
         self._logits_all = logits_all
         self._lock = CallLock("this H2OLlama")
-        self._cancel = CancelToken()
+        self._running: CancelToken | None = None
         self._chat = threading.local()
         self._rows = np.empty((0, 0), np.single)
         self.set_seed(seed)
@@ -162,7 +162,7 @@ class H2OLlama(LowLevel, Completions, high.Llama):  # type: ignore[misc]
             undo.callback(self._stack.close)
             if self.numa:
                 C.llama_numa_init(self.numa)
-            self._model = loading.open_model(self.model_path, model_options, verbose)
+            self._model = loading.open_model(self.model_path, model_options)
             self._stack.callback(self._model.close)
             self._vocab = Vocab(self._model.model)
             self._describe(tokenizer, chat_format, chat_handler)
@@ -245,7 +245,7 @@ class H2OLlama(LowLevel, Completions, high.Llama):  # type: ignore[misc]
 
     def _open_context(self, sizes: Sizes, shape: Any, block: int, attention: str) -> None:
         self.n_batch = sizes.n_ubatch
-        self._ctx = loading.make_context(self._model, self.context_params, self.verbose)
+        self._ctx = loading.make_context(self._model, self.context_params)
         self._stack.callback(self._ctx.close)
         if self.lora_path:
             adapter = loading.load_adapter(self._model.model, self._ctx.ctx, self.lora_path, self.lora_scale)
@@ -296,10 +296,13 @@ class H2OLlama(LowLevel, Completions, high.Llama):  # type: ignore[misc]
         if getattr(self, "_closed", True):
             return
         self._closed = True
-        self._cancel.cancel()
+        self.cancel()
         with self._lock.last_call():
             self._stack.close()
         self._engine = None
+        # Native pointers are gone: whatever still asks for them gets an error instead of a crash.
+        gone: Any = Gone("this H2OLlama")
+        self._model = self._ctx = self._vocab = self.tokenizer_ = gone
         _alive.discard(self)
 
     def __enter__(self) -> H2OLlama:
@@ -340,16 +343,11 @@ class H2OLlama(LowLevel, Completions, high.Llama):  # type: ignore[misc]
     def _next_seed(self) -> int:
         return self._rng.getrandbits(32) % RANDOM_SEED
 
-    def cancel(self) -> None:
-        """Stop the running call, from any thread; it returns what it has, with finish_reason "cancelled"."""
-        if self._lock.is_busy:
-            self._cancel.cancel()
-
     # -- sessions -------------------------------------------------------------------------------------
 
     def save_state(self) -> Any:
         """The sequence as a llama_cpp.LlamaState; its size grows with the cells used."""
-        with self._lock.call():
+        with self._call():
             return self._save_state()
 
     def load_state(self, state: Any) -> None:
@@ -359,7 +357,7 @@ class H2OLlama(LowLevel, Completions, high.Llama):  # type: ignore[misc]
 
         Raises: StateFileError, it is damaged or belongs to another model.
         """
-        with self._lock.call():
+        with self._call():
             self._load_state(state)
 
     def _save_state(self) -> Any:

@@ -146,10 +146,10 @@ def read_model_shape(path: str) -> ModelShape:
     return read_shape(path)
 
 
-def open_model(path: str, options: ModelOptions, verbose: bool = False) -> Any:
+def open_model(path: str, options: ModelOptions) -> Any:
     """Return llama-cpp-python's LlamaModel.  Raises ModelFileError with the native reason."""
     C.llama_backend_init()
-    with native_log(verbose) as log:
+    with native_log() as log:
         try:
             # verbose here only means that stdout and stderr are left alone while native code runs.
             return high.llama.internals.LlamaModel(path_model=str(path), params=options.params, verbose=True)
@@ -157,9 +157,9 @@ def open_model(path: str, options: ModelOptions, verbose: bool = False) -> Any:
             raise ModelFileError(path, log.reason(str(error))) from error
 
 
-def make_context(model: Any, params: Any, verbose: bool = False) -> Any:
+def make_context(model: Any, params: Any) -> Any:
     """Return llama-cpp-python's LlamaContext.  Raises NativeError with the native reason."""
-    with native_log(verbose) as log:
+    with native_log() as log:
         try:
             return high.llama.internals.LlamaContext(model=model, params=params, verbose=True)
         except ValueError as error:

@@ -6,12 +6,23 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NoReturn
 
-from h2o_gguf.errors import BusyError
+from h2o_gguf.errors import BusyError, ClosedError
 
-__all__ = ["CallLock", "Turn"]
+__all__ = ["CallLock", "Gone", "Turn"]
 
 PATIENCE_S = 30.0
+
+
+class Gone:
+    """Stands for what a closed object had; every use of it raises ClosedError."""
+
+    def __init__(self, owner: str) -> None:
+        self._owner = owner
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise ClosedError(self._owner)
 
 
 class Turn:
@@ -66,12 +77,12 @@ class CallLock:
             while self._turn is not None:
                 turn = self._turn
                 if turn.thread == threading.get_ident():
-                    raise BusyError(
-                        f"{self.what} (an open stream of this thread: read it to the end or close it)"
+                    raise _busy(
+                        f"this thread has an open stream of {self.what}: read it to its end or close it"
                     )
                 idle_s = 0.0 if turn.is_running else time.monotonic() - turn.since_s
                 if idle_s > self.patience_s:
-                    raise BusyError(f"{self.what} (a stream nobody has read for {idle_s:.0f} s)")
+                    raise _busy(f"{self.what} has a stream nobody has read for {idle_s:.0f} s: close it")
                 self._free.wait(0.5 if turn.is_running else min(0.5, self.patience_s - idle_s + 0.001))
             self._turn = Turn(self)
             return self._turn
@@ -102,3 +113,9 @@ class CallLock:
             if self._turn is turn:
                 self._turn = None
                 self._free.notify()
+
+
+def _busy(text: str) -> BusyError:
+    error = BusyError()
+    error.args = (text,)
+    return error

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from h2o_gguf.cancel import CancelToken
 from h2o_gguf.engine import Engine
 from h2o_gguf.errors import ClosedError, OptionError
-from h2o_gguf.lock import CallLock
+from h2o_gguf.lock import CallLock, Turn
 from h2o_gguf.sampling import ChainSampler, SamplingOptions
 
 __all__ = ["LowLevel"]
@@ -26,6 +28,7 @@ class LowLevel:
     _n_vocab: int
     _logits_all: bool
     _closed: bool
+    _running: CancelToken | None
     last_n_tokens_size: int
 
     @property
@@ -65,7 +68,7 @@ class LowLevel:
     @property
     def input_ids(self) -> NDArray[np.intc]:
         """The tokens of the sequence: a copy, int32[n_tokens]."""
-        return np.asarray(self._engine.tokens if self._engine is not None else [], np.intc)
+        return self._engine.token_array.copy() if self._engine is not None else np.zeros(0, np.intc)
 
     @property
     def _input_ids(self) -> NDArray[np.intc]:
@@ -98,7 +101,7 @@ class LowLevel:
     def reset(self) -> None:
         """Forget the sequence."""
         if self._engine is not None:
-            with self._lock.call():
+            with self._call():
                 self.engine.reset()
 
     def eval(self, tokens: Sequence[int]) -> None:
@@ -106,8 +109,8 @@ class LowLevel:
 
         Raises: ContextOverflowError, they do not fit and nothing may be evicted.
         """
-        with self._lock.call():
-            self.engine.prefill(tokens)
+        with self._call() as cancel:
+            self.engine.prefill(tokens, cancel=cancel)
 
     def sample(
         self,
@@ -139,7 +142,7 @@ class LowLevel:
             mirostat_mode=mirostat_mode, mirostat_eta=mirostat_eta, mirostat_tau=mirostat_tau,
             logits_processor=logits_processor, grammar=grammar, seed=None,
         )  # fmt: skip
-        with self._lock.call(), ChainSampler(self.engine.context.vocab, options) as sampler:
+        with self._call(), ChainSampler(self.engine.context.vocab, options) as sampler:
             engine = self.engine
             logits = engine.logits
             if idx is not None and idx != engine.n_past - 1:
@@ -150,7 +153,7 @@ class LowLevel:
                 logits = self._rows[idx]
             if logits is None:
                 raise OptionError("nothing has been read yet: eval a prompt first", "prompt")
-            token = sampler.sample(logits, engine.tokens)
+            token = sampler.sample(logits, engine.token_array)
             if token is None:
                 raise OptionError("grammar and processors leave no token", "grammar", "logits_processor")
             return token
@@ -179,7 +182,7 @@ class LowLevel:
         """Yield tokens after a prompt, for ever: end-of-text tokens are yielded like others.
 
         What is sent into the generator is appended after the token. Ends with the context, where nothing may
-        be evicted. reset : whether `tokens` is the whole sequence (what is in the cache already is reused), or
+        be evicted. reset : whether `tokens` is the whole sequence (what is in the cache is reused), or
         follows what was read before.
         """
         options = self._sampling(
@@ -190,21 +193,21 @@ class LowLevel:
             logits_processor=logits_processor, grammar=grammar, seed=None,
         )  # fmt: skip
         prompt = [int(token) for token in tokens]
-        turn = self._lock.enter()
+        turn, cancel = self._begin(CancelToken())
         try:
             engine = self.engine
             with ChainSampler(engine.context.vocab, options) as sampler:
                 if reset:
-                    engine.sync(prompt)
+                    engine.sync(prompt, cancel=cancel)
                 elif prompt:
-                    engine.prefill(prompt)
+                    engine.prefill(prompt, cancel=cancel)
                 while True:
-                    stream = engine.generate(sampler)
+                    stream = engine.generate(sampler, cancel=cancel)
                     try:
                         sent = None
                         for token in stream:
                             if stopping_criteria is not None and stopping_criteria(
-                                self.input_ids, self.scores[-1]
+                                engine.token_array, self.scores[-1]
                             ):
                                 return
                             turn.pause()
@@ -216,9 +219,37 @@ class LowLevel:
                         stream.close()
                     if sent is None:
                         return
-                    engine.prefill([token, *(int(t) for t in sent)])
+                    engine.prefill([token, *(int(t) for t in sent)], cancel=cancel)
         finally:
-            turn.end()
+            self._end(turn)
+
+    # -- one call at a time ---------------------------------------------------------------------------
+
+    def cancel(self) -> None:
+        """Stop the running call, from any thread.
+
+        A completion returns what it has, with finish_reason "cancelled"; eval raises Cancelled.
+        """
+        running = self._running
+        if running is not None:
+            running.cancel()
+
+    def _begin(self, cancel: CancelToken) -> tuple[Turn, CancelToken]:
+        turn = self._lock.enter()
+        self._running = cancel
+        return turn, cancel
+
+    def _end(self, turn: Turn) -> None:
+        self._running = None
+        turn.end()
+
+    @contextmanager
+    def _call(self, cancel: CancelToken | None = None) -> Iterator[CancelToken]:
+        turn, token = self._begin(cancel or CancelToken())
+        try:
+            yield token
+        finally:
+            self._end(turn)
 
     def _sampling(
         self, *, logits_processor: Any, grammar: Any, seed: int | None, **knobs: Any

@@ -1,4 +1,4 @@
-"""The one place that imports `llama_cpp`, which is untyped.
+"""The one place that imports `llama_cpp`, which is untyped, and that hears what native code logs.
 
 `C` has llama.cpp's C functions, `high` the classes of llama-cpp-python.
 """
@@ -9,25 +9,19 @@ import contextlib
 import ctypes
 import importlib
 import logging
-import os
 from collections.abc import Iterator
 from typing import Any
 
 __all__ = ["C", "NativeLog", "high", "native_log"]
 
-try:
-    # Makes llama_cpp load our build of llama.cpp, or says why it cannot.
-    importlib.import_module("h2o_gguf.bindings.library").lib()
-except ImportError:
-    if "H2O_GGUF_STOCK" not in os.environ:
-        raise
-
+# Makes llama_cpp load our build of llama.cpp, or says why it cannot.
+importlib.import_module("h2o_gguf.bindings.library").lib()
 high: Any = importlib.import_module("llama_cpp")
 C: Any = importlib.import_module("llama_cpp.llama_cpp")
 
 logger = logging.getLogger("h2o_gguf.native")
 logging.getLogger("h2o_gguf").addHandler(logging.NullHandler())  # quiet unless the program asks
-LEVELS = {1: logging.DEBUG, 2: logging.INFO, 3: logging.WARNING, 4: logging.ERROR}
+LEVELS = {1: logging.DEBUG, 2: logging.INFO, 3: logging.WARNING, 4: logging.ERROR}  # of ggml_log_level
 GGML_WARN, GGML_ERROR, GGML_CONTINUED = 3, 4, 5
 
 
@@ -49,28 +43,38 @@ class NativeLog:
         return otherwise
 
 
+_listeners: list[NativeLog] = []
+_last_level = logging.DEBUG
+
+
 @contextlib.contextmanager
-def native_log(is_verbose: bool = False) -> Iterator[NativeLog]:
-    """Collect what llama.cpp logs; lines go to `logging`, and to stderr only when is_verbose."""
+def native_log() -> Iterator[NativeLog]:
+    """Collect what llama.cpp logs."""
     log = NativeLog()
-    last = [logging.DEBUG]
-
-    @C.llama_log_callback  # type: ignore[untyped-decorator]
-    def on_line(level: int, text: bytes | None, _user_data: int | None) -> None:
-        line = (text or b"").decode("utf-8", "replace").rstrip("\n")
-        if level != GGML_CONTINUED:
-            last[0] = LEVELS.get(level, logging.DEBUG)
-        if level == GGML_ERROR and line:
-            log.errors.append(line)
-        elif level == GGML_WARN and line:
-            log.warnings.append(line)
-        if line:
-            logger.log(logging.WARNING if is_verbose else last[0], "%s", line)
-
-    before, user_data = C.llama_log_callback(), ctypes.c_void_p()
-    C.llama_log_get(ctypes.byref(before), ctypes.byref(user_data))
-    C.llama_log_set(on_line, ctypes.c_void_p(0))
+    _listeners.append(log)
     try:
         yield log
     finally:
-        C.llama_log_set(before, user_data)
+        _listeners.remove(log)
+
+
+@C.llama_log_callback  # type: ignore[untyped-decorator]
+def _on_line(level: int, text: bytes | None, user_data: int | None) -> None:
+    global _last_level
+    if high._logger.logger.level <= logging.DEBUG:  # someone loaded a model with verbose=True
+        high._logger.llama_log_callback(level, text, user_data)
+    if level != GGML_CONTINUED:
+        _last_level = LEVELS.get(level, logging.DEBUG)
+    line = (text or b"").decode("utf-8", "replace").rstrip("\n")
+    if not line:
+        return
+    for log in list(_listeners):
+        if level == GGML_ERROR:
+            log.errors.append(line)
+        elif level == GGML_WARN:
+            log.warnings.append(line)
+    logger.log(_last_level, "%s", line)
+
+
+# llama-cpp-python prints warnings of a quiet model to stderr; they belong into `logging`.
+C.llama_log_set(_on_line, ctypes.c_void_p(0))

@@ -83,7 +83,7 @@ class ChainSampler:
         self._chain = self._make_chain()
         self._candidates = np.empty(vocab.n_tokens, CANDIDATE)
 
-    def sample(self, logits: NDArray[np.float32], tokens: Sequence[int]) -> int | None:
+    def sample(self, logits: NDArray[np.float32], tokens: NDArray[np.intc]) -> int | None:
         """A token, from logits float32[n_vocab] and the tokens so far; None if none is allowed.
 
         Raises: NativeError, the logits are not numbers; OptionError, a processor returned a wrong shape.
@@ -121,15 +121,14 @@ class ChainSampler:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _process(self, logits: NDArray[np.float32], tokens: Sequence[int]) -> NDArray[np.float32]:
+    def _process(self, logits: NDArray[np.float32], tokens: NDArray[np.intc]) -> NDArray[np.float32]:
         options = self._options
         if not options.logit_bias and not options.logits_processors:
             return logits
         logits = logits.copy()
         if options.logits_processors:
-            ids = np.asarray(tokens, np.intc)
             for processor in options.logits_processors:
-                logits = np.array(processor(ids, logits), np.float32)
+                logits = np.array(processor(tokens, logits), np.float32)
                 if logits.shape != (self._vocab.n_tokens,):
                     raise OptionError(
                         f"a logits processor returned shape {logits.shape}, not ({self._vocab.n_tokens},)",

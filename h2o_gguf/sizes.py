@@ -112,7 +112,7 @@ def plan_sizes(
         elif is_given:
             raise BudgetError(
                 f"a budget of {policy.budget} entries and a batch of {overhead} tokens exceed the "
-                f"{limit} positions the model knows: lower kv_budget to at most {limit - overhead}, or n_batch",
+                f"{limit} positions the model knows: lower kv_budget to {limit - overhead} or n_batch",
                 budget=policy.budget,
             )
         else:
