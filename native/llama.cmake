@@ -4,6 +4,7 @@
 set(H2OG_LLAMA_VERSION "0.3.36")
 set(H2OG_LLAMA_SHA256 "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e")
 set(H2OG_LLAMA_SDIST "" CACHE FILEPATH "llama_cpp_python-${H2OG_LLAMA_VERSION}.tar.gz, for builds without a network")
+set(H2OG_LLAMA_SDIST_DIR "${CMAKE_BINARY_DIR}/llama-sdist" CACHE PATH "Folder the archive is fetched into otherwise")
 
 set(scripts "${CMAKE_CURRENT_SOURCE_DIR}/scripts")
 set(patches "${CMAKE_CURRENT_SOURCE_DIR}/native/patches")
@@ -19,7 +20,7 @@ endif()
 if(NOT unpacked STREQUAL H2OG_LLAMA_SHA256)
     execute_process(
         COMMAND "${Python_EXECUTABLE}" "${scripts}/fetch_sdist.py" "${H2OG_LLAMA_VERSION}" "${H2OG_LLAMA_SHA256}"
-                "${CMAKE_BINARY_DIR}/llama-sdist" "${H2OG_LLAMA_SDIST}"
+                "${H2OG_LLAMA_SDIST_DIR}" "${H2OG_LLAMA_SDIST}"
         OUTPUT_VARIABLE sdist OUTPUT_STRIP_TRAILING_WHITESPACE
         ERROR_VARIABLE error RESULT_VARIABLE failed)
     if(failed)

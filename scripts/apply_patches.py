@@ -5,8 +5,8 @@ tool trusts the line number alone, so every hunk header also carries the line it
 
     @@ -382,0 +384,4 @@ bool llama_kv_cache::seq_rm(llama_seq_id seq_id, llama_pos p0, llama_pos p1) {
 
-That text is what `git apply --unidiff-zero` and `patch -p1` skip and what is checked here. A patch that does not
-fit is refused, with the patch, the hunk, and what stands there instead.
+`git apply --unidiff-zero` and `patch -p1` skip that text; here it is checked. A patch that does not fit is
+refused, with the patch, the hunk, and what stands there instead.
 """
 
 from __future__ import annotations
@@ -90,12 +90,15 @@ def _hunk(where: str, lines: Sequence[str], start: int) -> tuple[int, Hunk]:
     match = HUNK.fullmatch(lines[start])
     if match is None:
         raise PatchError(
-            f"{where}: hunk header is not '@@ -LINE,0 +LINE,COUNT @@ TEXT OF THE LINE IT FOLLOWS': {lines[start]!r}"
+            f"{where}: hunk header is not '@@ -LINE,0 +LINE,COUNT @@ TEXT OF THE LINE IT FOLLOWS': "
+            f"{lines[start]!r}"
         )
     count = int(match[3] or 1)
     body = lines[start + 1 : start + 1 + count]
     if len(body) < count or not all(line.startswith("+") for line in body):
-        raise PatchError(f"{where}: the header promises {count} inserted lines, but not so many '+' lines follow")
+        raise PatchError(
+            f"{where}: the header promises {count} inserted lines, but not so many '+' lines follow"
+        )
     hunk = Hunk(where, int(match[1]), int(match[2]), match[4].strip(), tuple(line[1:] for line in body))
     if hunk.after < 1 or not hunk.anchor:
         raise PatchError(f"{where}: a hunk must name the line it follows: {lines[start]!r}")
@@ -115,8 +118,8 @@ def insert(path: str, text: str, hunks: Sequence[Hunk]) -> str:
         if found != hunk.anchor:
             instead = "the file ends before it" if found is None else f"there stands {found!r}"
             raise PatchError(
-                f"{hunk.where} does not apply to {path}: line {hunk.after} should be {hunk.anchor!r}, but {instead}"
-                f"{_elsewhere(old, hunk.anchor)}. The source is not the one the patches were written for."
+                f"{hunk.where} does not apply to {path}: line {hunk.after} should be {hunk.anchor!r}, "
+                f"but {instead}{_elsewhere(old, hunk.anchor)}. The source is not the one the patches were written for."
             )
         if hunk.new_start != hunk.after + n_inserted + 1:
             raise PatchError(

@@ -41,7 +41,8 @@ def check(path: Path, wanted: str, said_by: str) -> Path:
         raise FetchError(f"{said_by} names {path}, and there is no such file")
     if (found := sha256(path)) != wanted:
         raise FetchError(
-            f"{path} ({said_by}) is not the source archive this version is built on: sha256 {found}, expected {wanted}"
+            f"{path} ({said_by}) is not the source archive this version is built on: "
+            f"sha256 {found}, expected {wanted}"
         )
     return path
 
