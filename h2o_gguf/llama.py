@@ -20,15 +20,15 @@ from h2o_gguf.cancel import CancelToken
 from h2o_gguf.completions import Completions
 from h2o_gguf.context import Context
 from h2o_gguf.engine import UNBOUNDED, Engine
-from h2o_gguf.errors import OptionError, UnsupportedModelError
+from h2o_gguf.errors import ClosedError, OptionError, UnsupportedModelError
 from h2o_gguf.eviction import NativeCache, Span
 from h2o_gguf.lock import CallLock, Gone
 from h2o_gguf.lowlevel import LowLevel
 from h2o_gguf.models import kv_bytes, support
 from h2o_gguf.native import C, high
 from h2o_gguf.policies import Policy
+from h2o_gguf.sessions import Sessions
 from h2o_gguf.sizes import CacheOptions, Sizes, plan_sizes
-from h2o_gguf.state import Session, restore_session, save_session
 from h2o_gguf.templates import guess_format, template_handlers
 from h2o_gguf.vocab import NO_TOKEN, Vocab
 
@@ -57,7 +57,7 @@ FORMER_OPTIONS = {"rpc_servers", "mul_mat_q"}
 _alive: weakref.WeakSet[H2OLlama] = weakref.WeakSet()
 
 
-class H2OLlama(LowLevel, Completions, high.Llama):  # type: ignore[misc]
+class H2OLlama(LowLevel, Completions, Sessions, high.Llama):  # type: ignore[misc]
     """A GGUF model with the API of `llama_cpp.Llama` and a KV cache that never outgrows its budget.
 
     model_path : the GGUF file.
@@ -121,6 +121,10 @@ class H2OLlama(LowLevel, Completions, high.Llama):  # type: ignore[misc]
         verbose: bool = False,
         **options: Any,
     ) -> None:
+        given = {
+            name: value for name, value in locals().items() if name not in ("self", "options", "__class__")
+        }
+        self._given = {**given, **options}
         self._closed = True
         self._stack = ExitStack()
         self._engine: Engine | None = None
@@ -314,6 +318,22 @@ class H2OLlama(LowLevel, Completions, high.Llama):  # type: ignore[misc]
     def __del__(self) -> None:
         self.close()
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy in another process is made with; the sequence stays here."""
+        return dict(self._given)
+
+    def __setstate__(self, given: dict[str, Any]) -> None:
+        self.__init__(**given)  # type: ignore[misc]
+
+    def embed(self, *args: Any, **kwargs: Any) -> Any:
+        """Embed texts; needs embedding=True.  Parameters and result are llama_cpp.Llama.embed's."""
+        if self._closed:
+            raise ClosedError("this H2OLlama")
+        if not self.context_params.embeddings:
+            raise OptionError("embeddings need a model made with embedding=True", "embedding")
+        with self._call():
+            return high.Llama.embed(self, *args, **kwargs)
+
     def __repr__(self) -> str:
         return f"H2OLlama({self.model_path!r}{', closed' if self._closed else ''})"
 
@@ -342,51 +362,6 @@ class H2OLlama(LowLevel, Completions, high.Llama):  # type: ignore[misc]
 
     def _next_seed(self) -> int:
         return self._rng.getrandbits(32) % RANDOM_SEED
-
-    # -- sessions -------------------------------------------------------------------------------------
-
-    def save_state(self) -> Any:
-        """The sequence as a llama_cpp.LlamaState; its size grows with the cells used."""
-        with self._call():
-            return self._save_state()
-
-    def load_state(self, state: Any) -> None:
-        """Go on where a state was saved, here or in another process.
-
-        state : a LlamaState of save_state, or its llama_state bytes.
-
-        Raises: StateFileError, it is damaged or belongs to another model.
-        """
-        with self._call():
-            self._load_state(state)
-
-    def _save_state(self) -> Any:
-        session = save_session(self.engine, self._facts())
-        data = session.to_bytes()
-        return high.LlamaState(
-            input_ids=session.tokens.astype(np.intc),
-            scores=session.logits[None, :]
-            if session.logits.size
-            else np.zeros((0, self._n_vocab), np.single),
-            n_tokens=int(session.tokens.size),
-            llama_state=data,
-            llama_state_size=len(data),
-            seed=self._seed,
-        )
-
-    def _load_state(self, state: Any) -> None:
-        data = state if isinstance(state, bytes) else state.llama_state
-        restore_session(self.engine, Session.from_bytes(data), self._facts())
-
-    def _facts(self) -> dict[str, Any]:
-        return {
-            "model": self._model.desc(),
-            "n_params": int(self._model.n_params()),
-            "n_bytes": int(self._model.size()),
-            "n_vocab": self._n_vocab,
-            "type_k": int(self.context_params.type_k),
-            "type_v": int(self.context_params.type_v),
-        }
 
 
 @atexit.register

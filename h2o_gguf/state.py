@@ -98,6 +98,7 @@ def restore_session(engine: Engine, session: Session, facts: Mapping[str, Any]) 
             f"the session was saved {was} eviction and this context is {now}: use the same policy"
         )
     engine.reset()
+    engine.pins = [(int(start), int(end)) for start, end in session.facts.get("pins", [])]
     try:
         if not engine.context.load(session.memory):
             raise StateFileError(
@@ -110,4 +111,4 @@ def restore_session(engine: Engine, session: Session, facts: Mapping[str, Any]) 
         engine.reset()
         raise
     engine.adopt(session.tokens.tolist(), session.logits.copy() if session.logits.size else None)
-    engine.pins = [(int(start), int(end)) for start, end in session.facts.get("pins", [])]
+    engine.keep_budget()

@@ -1,0 +1,95 @@
+"""Saving and loading the sequence of an H2OLlama."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from contextlib import AbstractContextManager
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from h2o_gguf.cancel import CancelToken
+from h2o_gguf.native import high
+from h2o_gguf.state import Session, restore_session, save_session
+
+if TYPE_CHECKING:
+    from h2o_gguf.engine import Engine
+
+__all__ = ["Sessions", "fingerprint"]
+
+N_SAMPLES = 64
+SAMPLE_BYTES = 4096
+
+
+class Sessions:
+    """save_state and load_state, which also keep positions, scores and pins."""
+
+    context_params: Any
+    model_path: str
+    _model: Any
+    _n_vocab: int
+    _seed: int
+
+    def save_state(self) -> Any:
+        """The sequence as a llama_cpp.LlamaState; its size grows with the cells used."""
+        with self._call():
+            return self._save_state()
+
+    def load_state(self, state: Any) -> None:
+        """Go on where a state was saved, here or in another process.
+
+        state : a LlamaState of save_state, or its llama_state bytes.
+
+        Raises: StateFileError, it is damaged or belongs to another model.
+        """
+        with self._call():
+            self._load_state(state)
+
+    def _save_state(self) -> Any:
+        session = save_session(self.engine, self._facts())
+        data = session.to_bytes()
+        return high.LlamaState(
+            input_ids=session.tokens.astype(np.intc),
+            scores=session.logits[None, :]
+            if session.logits.size
+            else np.zeros((0, self._n_vocab), np.single),
+            n_tokens=int(session.tokens.size),
+            llama_state=data,
+            llama_state_size=len(data),
+            seed=self._seed,
+        )
+
+    def _load_state(self, state: Any) -> None:
+        data = state if isinstance(state, (bytes, bytearray)) else state.llama_state
+        restore_session(self.engine, Session.from_bytes(bytes(data)), self._facts())
+
+    def _facts(self) -> dict[str, Any]:
+        """What must be equal where a session is loaded."""
+        return {
+            "model": self._model.desc(),
+            "n_params": int(self._model.n_params()),
+            "fingerprint": fingerprint(self.model_path),
+            "n_vocab": self._n_vocab,
+            "type_k": int(self.context_params.type_k),
+            "type_v": int(self.context_params.type_v),
+        }
+
+    if TYPE_CHECKING:  # what the other parts of H2OLlama bring
+
+        @property
+        def engine(self) -> Engine: ...
+        def _call(self, cancel: CancelToken | None = None) -> AbstractContextManager[CancelToken]: ...
+
+
+@lru_cache(maxsize=16)
+def fingerprint(path: str) -> str:
+    """A hash of samples all over a file: equal for copies, different for models of the same shape."""
+    size = os.path.getsize(path)
+    digest = hashlib.sha256(str(size).encode())
+    with open(path, "rb") as file:
+        for i in range(N_SAMPLES):
+            file.seek(max(0, size - SAMPLE_BYTES) * i // (N_SAMPLES - 1))
+            digest.update(file.read(SAMPLE_BYTES))
+    return digest.hexdigest()[:32]
