@@ -55,7 +55,7 @@ void Input::set_input(const llama_ubatch * ubatch) {
             for (int64_t t = 0; t < n; ++t) {
                 const int64_t i = s*n + t;
                 const size_t in_batch = ubatch->data ? size_t(ubatch->data->batch_idxs[i]) : size_t(i);
-                const float q = in_batch < state.query_weights.size() ? state.query_weights[in_batch] : 1.0f;
+                const float q = in_batch < state.batch_weights.size() ? state.batch_weights[in_batch] : 1.0f;
                 w[i] = q*powf(decay, float(n - 1 - t));
             }
         }
@@ -189,9 +189,10 @@ ggml_tensor * h2og_build_attention(
         const llm_graph_context & g,
         ggml_tensor * q, ggml_tensor * k, ggml_tensor * v,
         ggml_tensor * kq_b, ggml_tensor * kq_mask, ggml_tensor * sinks, ggml_tensor * v_mla,
-        float kq_scale, int) {
+        float kq_scale, int il) {
     h2og_state & state = *g.cparams.h2og;
     Input & in = input_of(g, state);
+    state.rotations[il] = find_rotation(q);
     Layer * layer = layer_of(state, k);
     if (layer == nullptr || kq_b != nullptr || state.params.attention == H2OG_ATTENTION_STOCK) {
         return nullptr;

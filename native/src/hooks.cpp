@@ -20,6 +20,8 @@ int h2og_before_batch(h2og_state * state, const llama_batch & batch) {
         for (const auto & [seq, n] : n_tokens) {
             state->before_batch(seq, n);
         }
+        state->batch_weights = std::move(state->query_weights);
+        state->query_weights.clear();
         return H2OG_OK;
     });
     if (status == H2OG_OK) {

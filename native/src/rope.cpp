@@ -21,22 +21,14 @@ struct Turn { int32_t row, by; };  // row = cell*n_head + head
 
 // Rotates rows of one layer's keys through a graph on the layer's backend: dequantize, undo the Hadamard rotation, RoPE,
 // redo, requantize.
-void turn_keys(llama_context & ctx, const llama_kv_cache & cache, int32_t il, ggml_tensor * k, int32_t stream,
-               const Turn * turns, int64_t n) {
-    const llama_model & model = ctx.get_model();
-    const auto & hparams = model.hparams;
-    const auto & cparams = ctx.get_cparams();
+void turn_keys(const llama_context & ctx, const llama_kv_cache & cache, const Rotation & r, int32_t il, ggml_tensor * k,
+               int32_t stream, const Turn * turns, int64_t n) {
+    const auto & hparams = ctx.get_model().hparams;
     const int64_t head_dim = hparams.n_embd_head_k(il);
-    const int64_t n_rot    = hparams.n_rot(il);
-    const int64_t n_nope   = hparams.n_lora_kv > 0 ? head_dim - n_rot : 0;  // MLA: the rotated part comes last
-
-    const float freq_base  = model.get_rope_freq_base (cparams, il);
-    const float freq_scale = model.get_rope_freq_scale(cparams, il);
+    const int64_t n_rot    = r.n_dims;
+    const int64_t begin    = hparams.n_lora_kv > 0 ? head_dim - n_rot : r.offset;  // MLA: the rotated part comes last
     // YaRN also scales what it rotates; the keys have that factor already, so here it must be 1.
-    const float attn_factor = cparams.yarn_ext_factor != 0.0f ? 1.0f/(1.0f + 0.1f*logf(1.0f/freq_scale)) : 1.0f;
-    // M-RoPE on text has the same position in every section, which is plain NeoX.
-    const int rope_type = hparams.rope_type == LLAMA_ROPE_TYPE_MROPE || hparams.rope_type == LLAMA_ROPE_TYPE_IMROPE
-        ? LLAMA_ROPE_TYPE_NEOX : hparams.rope_type;
+    const float attn_factor = r.ext_factor != 0.0f ? 1.0f/(1.0f + 0.1f*logf(1.0f/r.freq_scale)) : 1.0f;
 
     ggml_backend_t backend = backend_of(ctx, k);
     ggml_context_ptr gctx { ggml_init({ 64*ggml_tensor_overhead() + ggml_graph_overhead_custom(64, false), nullptr, true }) };
@@ -65,13 +57,12 @@ void turn_keys(llama_context & ctx, const llama_kv_cache & cache, int32_t il, gg
         cur = llama_mul_mat_hadamard(g, cur, had);
     }
     cur = ggml_reshape_3d(g, ggml_cont(g, cur), head_dim, 1, n);
-    ggml_tensor * part = n_nope == 0 ? cur : ggml_view_3d(g, cur, n_rot, 1, n, cur->nb[1], cur->nb[2], n_nope*sizeof(float));
-    ggml_tensor * turned = ggml_rope_ext_inplace(g, part, by, model.get_rope_factors(cparams, il), int(n_rot), rope_type,
-        int(cparams.n_ctx_orig_yarn), freq_base, freq_scale, cparams.yarn_ext_factor, attn_factor,
-        cparams.yarn_beta_fast, cparams.yarn_beta_slow);
+    ggml_tensor * part = begin == 0 ? cur : ggml_view_3d(g, cur, n_rot, 1, n, cur->nb[1], cur->nb[2], begin*sizeof(float));
+    ggml_tensor * turned = ggml_rope_ext_inplace(g, part, by, r.factors, r.n_dims, r.mode, r.n_ctx_orig, r.freq_base,
+        r.freq_scale, r.ext_factor, attn_factor, r.beta_fast, r.beta_slow);
     ggml_cgraph * graph = ggml_new_graph_custom(g, 64, false);
     ggml_build_forward_expand(graph, turned);
-    cur = ggml_reshape_2d(g, n_nope == 0 ? turned : cur, head_dim, n);
+    cur = ggml_reshape_2d(g, begin == 0 ? turned : cur, head_dim, n);
     if (had != nullptr) {
         cur = llama_mul_mat_hadamard(g, cur, had);
     }
@@ -99,18 +90,36 @@ void turn_keys(llama_context & ctx, const llama_kv_cache & cache, int32_t il, gg
     }
 }
 
-void turn_all(llama_context & ctx, const llama_kv_cache & cache, int32_t il, ggml_tensor * k, int32_t stream,
-              const std::vector<Turn> & turns) {
-    if (!ctx.get_model().hparams.has_rope(il)) {
+void turn_all(const llama_context & ctx, const llama_kv_cache & cache, const Rotation & r, int32_t il, ggml_tensor * k,
+              int32_t stream, const std::vector<Turn> & turns) {
+    if (r.kind != Rotation::ROPE) {
         return;
     }
     const size_t chunk = 16384;  // rows at a time, so that the float32 copies stay small
     for (size_t i = 0; i < turns.size(); i += chunk) {
-        turn_keys(ctx, cache, il, k, stream, turns.data() + i, int64_t(std::min(chunk, turns.size() - i)));
+        turn_keys(ctx, cache, r, il, k, stream, turns.data() + i, int64_t(std::min(chunk, turns.size() - i)));
     }
 }
 
 } // namespace
+
+void h2og_state::require_rotations() const {
+    for (const llama_kv_cache * c : { cache, window }) {
+        if (c == nullptr) {
+            continue;
+        }
+        for (const auto & layer : h2og_access::layers(*c)) {
+            switch (rotations[layer.il].kind) {
+                case Rotation::UNKNOWN:
+                    fail(H2OG_NATIVE, "no graph was built that shows how layer %u rotates its keys", layer.il);
+                case Rotation::ENTANGLED:
+                    fail(H2OG_POSITION, "positions cannot be renumbered: layer %u changes its keys after rotating them", layer.il);
+                default:
+                    break;
+            }
+        }
+    }
+}
 
 void h2og_state::rebase(int32_t s) {
     require_context();
@@ -120,7 +129,8 @@ void h2og_state::rebase(int32_t s) {
     follow_books(s);
     Stream & stream = streams[s];
     synchronize();
-    const bool has_rope = ctx->get_model().hparams.rope_type != LLAMA_ROPE_TYPE_NONE;
+    ctx->sched_reserve();  // builds a graph, if none has been, to read the rotations from
+    require_rotations();
 
     std::vector<int32_t> order;
     for (int32_t cell = 0; cell < n_cells; ++cell) {
@@ -142,13 +152,11 @@ void h2og_state::rebase(int32_t s) {
                 }
             }
         }
-        if (has_rope) {
-            turn_all(*ctx, *cache, layers[j].il, layers[j].k, s, turns);
-        }
+        turn_all(*ctx, *cache, rotations[layers[j].il], layers[j].il, layers[j].k, s, turns);
     }
 
     const int32_t shift = stream.n_past - int32_t(order.size());
-    if (window != nullptr && has_rope) {
+    if (window != nullptr) {
         // The window layers keep all their entries; they move with the queries, all by the same distance.
         const llama_kv_cells & cells = h2og_access::cells(*window, s);
         for (const auto & layer : h2og_access::layers(*window)) {
@@ -159,7 +167,7 @@ void h2og_state::rebase(int32_t s) {
                     turns.push_back({ cell*n_head + ih, stream.rope_shift - shift });
                 }
             }
-            turn_all(*ctx, *window, int32_t(layer.il), layer.k, s, turns);
+            turn_all(*ctx, *window, rotations[layer.il], int32_t(layer.il), layer.k, s, turns);
         }
     }
     stream.rope_shift = shift;

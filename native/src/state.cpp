@@ -118,8 +118,8 @@ h2og_state::h2og_state(llama_context & ctx, const h2og_params & wanted) : ctx(&c
     n_stream   = int32_t(cache->get_n_stream());
     head_dim_k = int32_t(hparams.n_embd_head_k(il0));
     head_dim_v = int32_t(hparams.n_embd_head_v(il0));
-    // Step35 rotates a different number of dimensions per layer than llama.cpp's parameters tell.
-    can_renumber = !has_learned_positions(model) && model.arch != LLM_ARCH_STEP35;
+    can_renumber = !has_learned_positions(model);
+    rotations.resize(hparams.n_layer_all);
 
     for (const auto & layer : kv_layers) {
         layer_ids.push_back(int32_t(layer.il));

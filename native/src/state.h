@@ -4,6 +4,7 @@
 #include "access.h"
 #include "error.h"
 #include "h2og.h"
+#include "rotation.h"
 
 #include <memory>
 #include <vector>
@@ -63,6 +64,7 @@ struct h2og_state {
     int32_t make_room(int32_t seq, int32_t n_keep);
     void    evict(int32_t stream, const int32_t * victims, int32_t n);
     void    rebase(int32_t stream);
+    void    require_rotations() const;  // throws unless every layer's keys can be re-rotated
     int32_t rollback_min(int32_t stream) const;
 
     // Fills the view; scores are current after synchronize().
@@ -99,6 +101,7 @@ struct h2og_state {
 
     std::vector<h2og::Layer>  layers;
     std::vector<int32_t>      layer_ids;
+    std::vector<h2og::Rotation> rotations;  // by model layer
     std::vector<h2og::Stream> streams;
 
     float *              scores = nullptr;  // [n_stream, n_layer, n_head_kv, n_cells]; host layers' tensors lie here
@@ -106,6 +109,7 @@ struct h2og_state {
     std::vector<int32_t> rope_pos;          // same shape
 
     std::vector<float> query_weights;          // of the next batch, in batch order; empty: all 1
+    std::vector<float> batch_weights;          // of the batch being decoded
 
     h2og_policy_fn   policy        = nullptr;
     void *           policy_user   = nullptr;

@@ -98,9 +98,10 @@ struct Walker {
                         CHECK(found->second.second == value, "I4: value of position %d changed", p);
                         found->second.first = key;
                     }
-                    if (p >= rollback) {
-                        CHECK(own_cell[p] == cell, "I3: position %d is in cell %d, not in its own %d", p, cell, own_cell[p]);
-                    }
+                }
+                for (auto it = own_cell.lower_bound(rollback); it != own_cell.end(); ++it) {
+                    CHECK(v.pos[base + it->second] == it->first, "I3: cell %d holds position %d, not its own %d", it->second,
+                          v.pos[base + it->second], it->first);
                 }
                 CHECK(n_used == v.n_used, "%d entries where %d are used", n_used, v.n_used);
                 for (auto it = rows.begin(); it != rows.end();) {
