@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING
 
 from h2o_gguf.cancel import CancelToken
 from h2o_gguf.cli.interrupt import cancel_on_interrupt, no_echo
-from h2o_gguf.cli.progress import LateBar
 from h2o_gguf.cli.render import complain, notice, speed
 from h2o_gguf.cli.streaming import Printer
 from h2o_gguf.errors import NATIVE, Cancelled, H2OError
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Conversation"]
 
-Answer = Callable[[Any, CancelToken], Iterator[str]]
+Answer = Callable[[Callable[[int, int], None], CancelToken], Generator[str, None, None]]
 
 
 class Conversation:
@@ -42,15 +41,9 @@ class Conversation:
 
     def _show(self, answer: Answer) -> None:
         printer = Printer()
-        before = self.session.last
         try:
             with cancel_on_interrupt() as cancel, no_echo():
-                with LateBar("reading") as bar:
-                    pieces = answer(bar.update, cancel)
-                    first = next(pieces, "")
-                printer.write(first)
-                for piece in pieces:
-                    printer.write(piece)
+                printer.show(lambda progress: answer(progress, cancel))
         except Cancelled:
             notice("stopped while reading; the message was taken back")
             return
@@ -60,9 +53,6 @@ class Conversation:
             complain(str(error))
             notice("the message was taken back; the conversation goes on without it")
             return
-        finally:
-            if printer.text or self.session.last is not before:
-                printer.end()
         self._say_what_happened()
         if self._is_terminal:
             print(flush=True)

@@ -10,8 +10,8 @@ from typing import Any
 
 import typer
 
-from h2o_gguf.cli.render import complain
-from h2o_gguf.errors import BUG, INTERRUPTED, H2OError
+from h2o_gguf.cli.render import complain, notice
+from h2o_gguf.errors import BUG, INTERRUPTED, Cancelled, H2OError
 
 __all__ = ["guarded"]
 
@@ -29,6 +29,9 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
         except BrokenPipeError:
             _forget_stdout()
             raise typer.Exit(0) from None
+        except Cancelled as error:
+            notice(str(error))
+            raise typer.Exit(INTERRUPTED) from None
         except H2OError as error:
             if _is_verbose(kwargs):
                 _show_traceback()

@@ -55,7 +55,7 @@ def open_model(model: ModelFlags, cache: CacheFlags, default_budget: int) -> H2O
     Raises: what H2OLlama raises.
     """
     path = model_path(model.model)
-    logging.basicConfig(level=logging.INFO if model.verbose else logging.WARNING, format="%(message)s")
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
     from h2o_gguf.llama import H2OLlama
 
     evicts = cache.policy.strip().lower() != "none"

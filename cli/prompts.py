@@ -60,7 +60,7 @@ def open_document(name: str) -> Document:
         size = info.st_size if stat.S_ISREG(info.st_mode) else None
     except (OSError, ValueError):
         size = None
-    return Document(file, "stdin", size)
+    return Document(file, "stdin", size, keeps_open=True)
 
 
 def warn_replaced(document: Document) -> None:

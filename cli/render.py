@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 from rich.console import Console
@@ -22,6 +23,18 @@ __all__ = [
 ]
 
 BAR_CELLS = 30
+FLAGS = {
+    "n_ctx": "--ctx-size",
+    "n_batch": "--batch-size",
+    "n_ubatch": "--ubatch-size",
+    "kv_budget": "--kv-budget",
+    "n_sink": "--kv-evict-sink",
+    "n_recent": "--kv-evict-window",
+    "type_k": "--cache-type-k",
+    "type_v": "--cache-type-v",
+    "flash_attn=True": "--flash-attn on",
+    "flash_attn": "--flash-attn",
+}
 
 
 def stderr() -> Console:
@@ -40,8 +53,8 @@ def notice(text: str) -> None:
 
 
 def complain(text: str) -> None:
-    """Say what went wrong."""
-    stderr().print(Text.assemble(("error: ", "bold red"), text))
+    """Say what went wrong, with options named as on the command line."""
+    stderr().print(Text.assemble(("error: ", "bold red"), _as_flags(text)))
 
 
 def show_bytes(n: int) -> str:
@@ -94,6 +107,13 @@ def kv_lines(kv: KVReport) -> list[str]:
     if kv.policy != "none":
         lines.append(f"renumbered positions: {_times(kv.n_rebases) if kv.n_rebases else 'not yet'}")
     return lines
+
+
+def _as_flags(text: str) -> str:
+    """The text with the Python API's names for options replaced by the flags."""
+    for name, flag in FLAGS.items():
+        text = re.sub(rf"(?<![\w./'\"-]){name}(?![\w./'\"-]|\.\w)", flag, text)
+    return text
 
 
 def _times(n: int) -> str:

@@ -13,7 +13,6 @@ from h2o_gguf.cli.guard import guarded
 from h2o_gguf.cli.interrupt import cancel_on_interrupt
 from h2o_gguf.cli.opening import open_model
 from h2o_gguf.cli.options import CacheFlags, ModelFlags, SamplingFlags
-from h2o_gguf.cli.progress import LateBar
 from h2o_gguf.cli.prompts import gather_prompt
 from h2o_gguf.cli.render import evicted_line, notice, speed
 from h2o_gguf.cli.sampling import max_tokens, sampling_options, seed_of
@@ -33,7 +32,7 @@ BUDGET = 4096
 def run(
     prompt: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Argument(metavar="[PROMPT]", show_default=False, help="The prompt; - is stdin."),
+        typer.Argument(metavar="PROMPT", show_default=False, help="The prompt; - is stdin."),
     ] = None,
     *,
     text: Annotated[
@@ -102,13 +101,7 @@ def run(
 def _answer(session: ChatSession, question: str, *, as_json: bool, verbose: bool, model_path: str) -> None:
     printer = Printer(silent=as_json, trims=not session.template.is_raw)
     with cancel_on_interrupt() as cancel:
-        with LateBar("reading") as bar:
-            pieces = session.ask(question, progress=bar.update, cancel=cancel)
-            first = next(pieces, "")
-        printer.write(first)
-        for piece in pieces:
-            printer.write(piece)
-        printer.end()
+        printer.show(lambda progress: session.ask(question, progress=progress, cancel=cancel))
     turn, kv = session.last, session.report()
     assert turn is not None
     if as_json:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Generator
+from contextlib import closing
+
+from h2o_gguf.cli.progress import LateBar
 
 __all__ = ["Printer"]
 
@@ -35,6 +39,21 @@ class Printer:
         if not self._silent:
             sys.stdout.write(piece)
             sys.stdout.flush()
+
+    def show(self, answer: Callable[[Callable[[int, int], None]], Generator[str, None, None]]) -> None:
+        """Write an answer piece by piece, with a bar until the first one comes.
+
+        answer : called with what takes the progress of the reading.
+        """
+        with LateBar("reading") as bar, closing(answer(bar.update)) as pieces:
+            first = next(pieces, "")
+            bar.close()
+            try:
+                self.write(first)
+                for piece in pieces:
+                    self.write(piece)
+            finally:
+                self.end()
 
     def end(self) -> None:
         """The answer is over."""

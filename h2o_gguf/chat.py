@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -102,7 +102,7 @@ class ChatSession:
 
     def ask(
         self, text: str, *, progress: Progress | None = None, cancel: CancelToken | None = None
-    ) -> Iterator[str]:
+    ) -> Generator[str, None, None]:
         """Yield the reply to a message, piece by piece.
 
         The message is read when the first piece is asked for. A reply that is cut off, by `cancel` or because
@@ -124,7 +124,7 @@ class ChatSession:
 
     def regenerate(
         self, *, progress: Progress | None = None, cancel: CancelToken | None = None
-    ) -> Iterator[str]:
+    ) -> Generator[str, None, None]:
         """Yield another reply to the last message.
 
         Exact and at once where the old reply lies inside the recent window; else all is read again.
@@ -176,7 +176,7 @@ class ChatSession:
         """The state of the cache."""
         return self._engine.report()  # type: ignore[no-any-return]
 
-    def _answer(self, progress: Progress | None, cancel: CancelToken | None) -> Iterator[str]:
+    def _answer(self, progress: Progress | None, cancel: CancelToken | None) -> Generator[str, None, None]:
         n_evicted = self.report().evicted
         start_s = time.perf_counter()
         n_read, n_reused = self._read(progress, cancel)
@@ -206,7 +206,7 @@ class ChatSession:
                 n_read=n_read,
                 n_reused=n_reused,
                 n_written=len(reply.tokens),
-                n_evicted=max(0, self.report().evicted - n_evicted),
+                n_evicted=0 if self._engine.is_closed else max(0, self.report().evicted - n_evicted),
                 read_s=read_s,
                 write_s=time.perf_counter() - start_s - read_s,
             )

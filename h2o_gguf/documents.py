@@ -27,8 +27,10 @@ class Document:
     n_replaced : bytes sequences that are no text and were read as U+FFFD.
     """
 
-    def __init__(self, file: BinaryIO, name: str, n_bytes: int | None) -> None:
+    def __init__(self, file: BinaryIO, name: str, n_bytes: int | None, *, keeps_open: bool = False) -> None:
+        """keeps_open : `close` leaves the file alone."""
         self._file = file
+        self._keeps_open = keeps_open
         self.name = name
         self.n_bytes = n_bytes
         self.n_bytes_read = 0
@@ -49,8 +51,9 @@ class Document:
             ) from error
 
     def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+        """Close the file; may be called twice."""
+        if not self._keeps_open:
+            self._file.close()
 
     def __enter__(self) -> Document:
         return self

@@ -198,8 +198,8 @@ def _check_fits(engine: Any, n_pinned: int) -> None:
     n_protected = n_pinned + policy.n_recent
     if n_protected >= policy.budget:
         raise BudgetError(
-            f"instruction and question take {n_pinned} entries and the recent window {policy.n_recent}, "
-            f"which leaves nothing of the budget of {policy.budget} for the document: raise it or shorten them",
+            f"instruction and question take {n_pinned} entries, the recent window {policy.n_recent}, which "
+            f"leaves nothing of the budget of {policy.budget} for the document: raise it or shorten them",
             budget=policy.budget,
             n_recent=policy.n_recent,
             n_pinned=n_pinned,
