@@ -343,7 +343,8 @@ class Engine:
             if self.on_logits is not None:
                 self.on_logits(start, rows)
             return
-        reason = _room_failure() if code == DECODE_NO_VICTIMS else ""
+        is_policys = self._evictor is not None and self._evictor.has_error
+        reason = _room_failure() if code == DECODE_NO_VICTIMS and not is_policys else ""
         self._settle()
         self._raise_policy_error()
         if reason:

@@ -54,6 +54,11 @@ class Evictor:
             self._error = error
             raise
 
+    @property
+    def has_error(self) -> bool:
+        """Whether `raise_error` would raise."""
+        return self._error is not None
+
     def raise_error(self) -> None:
         """Raise what the policy raised since the last call of this method, if anything."""
         error, self._error = self._error, None

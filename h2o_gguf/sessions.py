@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 from contextlib import AbstractContextManager
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -83,7 +82,6 @@ class Sessions:
         def _call(self, cancel: CancelToken | None = None) -> AbstractContextManager[CancelToken]: ...
 
 
-@lru_cache(maxsize=16)
 def fingerprint(path: str) -> str:
     """A hash of samples all over a file: equal for copies, different for models of the same shape."""
     size = os.path.getsize(path)
