@@ -119,7 +119,8 @@ def insert(path: str, text: str, hunks: Sequence[Hunk]) -> str:
             instead = "the file ends before it" if found is None else f"there stands {found!r}"
             raise PatchError(
                 f"{hunk.where} does not apply to {path}: line {hunk.after} should be {hunk.anchor!r}, "
-                f"but {instead}{_elsewhere(old, hunk.anchor)}. The source is not the one the patches were written for."
+                f"but {instead}{_elsewhere(old, hunk.anchor)}. "
+                "The source is not the one the patches were written for."
             )
         if hunk.new_start != hunk.after + n_inserted + 1:
             raise PatchError(

@@ -12,7 +12,8 @@ from pathlib import Path
 def missing() -> str | None:
     """Return what has to be installed first, or None."""
     if sys.version_info < (3, 10):  # noqa: UP036 - this runs before anything has checked
-        return f"Python 3.10 or newer is needed, this is {sys.version.split()[0]}: name another, `make PYTHON=...`"
+        found = sys.version.split()[0]
+        return f"Python 3.10 or newer is needed, this is {found}: name another with `make PYTHON=...`"
     if importlib.util.find_spec("ensurepip") is None:
         return (
             "this Python has no ensurepip, so a virtual environment would have no pip: install it with "
