@@ -177,7 +177,7 @@ class H2OLlama(LowLevel, Completions, Sessions, high.Llama):  # type: ignore[mis
                     embedding=embedding,
                     **{name: options[name] for name in (*CONTEXT_OPTIONS, *ROPE_OPTIONS) if name in options},
                 )  # fmt: skip
-                self._open_context(sizes, shape, kv_block, attention)
+                self._open_context(sizes, shape, attention)
             undo.pop_all()
         self._closed = False
         _alive.add(self)
@@ -247,7 +247,7 @@ class H2OLlama(LowLevel, Completions, Sessions, high.Llama):  # type: ignore[mis
         self._is_recurrent = bool(C.llama_model_is_recurrent(self._model.model))
         self._is_hybrid = bool(C.llama_model_is_hybrid(self._model.model))
 
-    def _open_context(self, sizes: Sizes, shape: Any, block: int, attention: str) -> None:
+    def _open_context(self, sizes: Sizes, shape: Any, attention: str) -> None:
         self.n_batch = sizes.n_ubatch
         self._ctx = loading.make_context(self._model, self.context_params)
         self._stack.callback(self._ctx.close)
@@ -269,7 +269,7 @@ class H2OLlama(LowLevel, Completions, Sessions, high.Llama):  # type: ignore[mis
             cache = KVCache(
                 Context.address_of(self._ctx.ctx),
                 budget=sizes.policy.budget,
-                block=block,
+                block=sizes.block,
                 decay=sizes.policy.decay,
                 attention=attention if sizes.policy.needs_scores else "stock",
                 n_pos_max=sizes.n_pos_max,

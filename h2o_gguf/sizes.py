@@ -59,7 +59,8 @@ class Sizes:
     """The numbers.
 
     policy : with its budget; None: nothing is evicted.
-    n_cells : rows of the cache. n_ubatch : most tokens of one batch. n_pos_max : rotary positions stay below.
+    n_cells : rows of the cache. n_ubatch : most tokens of one batch. block : entries evicted at once.
+    n_pos_max : rotary positions stay below.
     n_ctx : the logical limit when nothing is evicted, else the window of positions.
     can_renumber : whether sequences may go past n_pos_max.
     """
@@ -68,6 +69,7 @@ class Sizes:
     n_ctx: int
     n_cells: int
     n_ubatch: int
+    block: int
     n_pos_max: int
     can_renumber: bool = True
 
@@ -91,36 +93,31 @@ def plan_sizes(
     if not options.evicts:
         _refuse_cache_options(options)
         n_ubatch = min(_n_batch(options, N_BATCH), n_ctx)
-        return Sizes(None, n_ctx, n_ctx, n_ubatch, n_ctx)
+        return Sizes(None, n_ctx, n_ctx, n_ubatch, block, n_ctx)
     limit = n_pos_limit or n_ctx_train
-    n_pos_max = min(n_ctx, limit) if can_renumber else limit
-    policy, is_given = _policy(options, n_ctx)
+    policy, is_given = _policy(options, n_ctx if can_renumber else min(n_ctx, limit))
     n_ubatch = min(_n_batch(options, min(N_BATCH, max(N_BATCH_MIN, policy.budget))), n_ctx)
     overhead = max(n_ubatch, block)
-    if policy.budget + overhead > n_pos_max:
-        # The cache must be renumbered with a whole batch beside the budget, inside the trained positions.
-        if policy.budget + overhead <= limit:
-            n_pos_max = policy.budget + overhead
-        elif (
-            is_given
-            and options.n_batch is None
-            and options.n_ubatch is None
-            and policy.budget + block < limit
-        ):
+    if not can_renumber:
+        return Sizes(policy, n_ctx, _pad(policy.budget + overhead), n_ubatch, block, limit, can_renumber)
+    # Positions are made consecutive while a whole batch lies beside the budget, so both must fit.
+    if policy.budget + overhead > limit:
+        if not is_given:
+            n_ubatch = min(n_ubatch, max(N_BATCH_MIN, limit // 4))
+            overhead = max(n_ubatch, min(block, limit // 4))
+            policy = _make(options, limit - overhead)
+        elif options.n_batch is None and options.n_ubatch is None and policy.budget + block <= limit:
             n_ubatch = min(n_ubatch, limit - policy.budget)
-            n_pos_max, overhead = limit, max(n_ubatch, block)
-        elif is_given:
+            overhead = max(n_ubatch, block)
+        else:
             raise BudgetError(
                 f"a budget of {policy.budget} entries and a batch of {overhead} tokens exceed the "
                 f"{limit} positions the model knows: lower kv_budget to {limit - overhead} or n_batch",
                 budget=policy.budget,
             )
-        else:
-            n_ubatch = min(n_ubatch, max(N_BATCH_MIN, limit // 4))
-            overhead = max(n_ubatch, min(block, limit // 4))
-            n_pos_max = limit
-            policy = _make(options, limit - overhead)
-    return Sizes(policy, n_ctx, _pad(policy.budget + overhead), n_ubatch, n_pos_max, can_renumber)
+    n_pos_max = max(min(n_ctx, limit), policy.budget + overhead)
+    block = min(block, overhead)
+    return Sizes(policy, n_ctx, _pad(policy.budget + overhead), n_ubatch, block, n_pos_max, can_renumber)
 
 
 def _policy(options: CacheOptions, n_ctx: int) -> tuple[Policy, bool]:

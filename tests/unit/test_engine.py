@@ -285,7 +285,7 @@ def test_a_prefix_of_the_cache_decodes_one_token_for_its_logits() -> None:
 
 
 def test_a_reply_cut_into_other_tokens_is_not_read_again() -> None:
-    e, context = engine()
+    e, _ = engine()
     e.sync([CONTROL, 1, 2, 3])  # "A" "B" "C"
     assert e.sync([CONTROL, 41, 3, CONTROL, 7]) == 4  # "AB" "C"
     assert e.tokens == [CONTROL, 1, 2, 3, CONTROL, 7]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,7 +12,7 @@ from h2o_gguf.text import Utf8Stream
 
 def cut(data: bytes, borders: list[int]) -> list[bytes]:
     ends = sorted({min(b, len(data)) for b in borders} | {0, len(data)})
-    return [data[a:b] for a, b in zip(ends, ends[1:], strict=False)]
+    return [data[a:b] for a, b in itertools.pairwise(ends)]
 
 
 @given(st.text(), st.lists(st.integers(0, 200)))

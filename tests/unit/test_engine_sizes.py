@@ -1,0 +1,149 @@
+"""What a caller asks for becomes sizes that work, or an error with numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from h2o_gguf.errors import BudgetError, OptionError
+from h2o_gguf.policies import H2O, make
+from h2o_gguf.sizes import CacheOptions, Sizes, plan_sizes
+
+TRAIN = 8192
+
+
+def plan(n_ctx_train: int = TRAIN, can_renumber: bool = True, **options: Any) -> Sizes:
+    return plan_sizes(CacheOptions(**options), n_ctx_train, can_renumber=can_renumber)
+
+
+def budget(sizes: Sizes) -> int:
+    assert sizes.policy is not None
+    return sizes.policy.budget
+
+
+def test_by_default_all_of_the_models_context_is_kept_beside_a_batch() -> None:
+    sizes = plan()
+    assert (budget(sizes), sizes.n_ubatch, sizes.n_cells, sizes.n_pos_max) == (TRAIN - 512, 512, TRAIN, TRAIN)
+
+
+def test_a_context_alone_is_the_budget() -> None:
+    sizes = plan(n_ctx=2048)
+    assert (budget(sizes), sizes.n_cells) == (2048, 2560)
+
+
+def test_cells_are_budget_and_batch_rounded_up_to_256() -> None:
+    sizes = plan(kv_budget=1000, n_batch=100)
+    assert (sizes.n_ubatch, sizes.n_cells) == (100, 1280)
+    assert plan(kv_budget=192, n_batch=16).n_cells == 256, "the block of 64 counts where it is larger"
+
+
+def test_a_small_budget_gets_a_small_batch() -> None:
+    assert plan(kv_budget=256).n_ubatch == 256
+    assert plan(kv_budget=8).n_ubatch == 32
+
+
+def test_ratios_are_shares_of_the_context() -> None:
+    sizes = plan(n_ctx=4000, heavy_ratio=0.1, recent_ratio=0.15)
+    assert sizes.policy is not None
+    assert (sizes.policy.budget, sizes.policy.n_recent) == (1000, 600)
+
+
+def test_the_smaller_of_the_two_batch_sizes_counts() -> None:
+    assert plan(kv_budget=1024, n_batch=512, n_ubatch=128).n_ubatch == 128
+    assert plan(kv_budget=1024, n_batch=64, n_ubatch=128).n_ubatch == 64
+
+
+def test_a_smaller_context_is_a_smaller_window_of_positions() -> None:
+    assert plan(n_ctx=4096, kv_budget=512).n_pos_max == 4096
+    assert plan(n_ctx=300, kv_budget=256).n_pos_max == 512, "but never smaller than budget and batch"
+
+
+def test_a_budget_near_the_models_context_gets_a_smaller_batch() -> None:
+    sizes = plan(kv_budget=8000)
+    assert (budget(sizes), sizes.n_ubatch, sizes.n_pos_max) == (8000, 192, TRAIN)
+
+
+@pytest.mark.parametrize("options", [{"kv_budget": 8192}, {"kv_budget": 8000, "n_batch": 512}])
+def test_a_budget_that_leaves_no_room_for_a_batch_is_refused(options: dict[str, int]) -> None:
+    with pytest.raises(BudgetError, match="8192 positions"):
+        plan(**options)
+
+
+def test_learned_positions_need_no_room_beside_the_budget() -> None:
+    sizes = plan(1024, can_renumber=False)
+    assert (budget(sizes), sizes.n_pos_max) == (1024, 1024)
+    assert budget(plan(1024, can_renumber=False, n_ctx=4096)) == 1024
+
+
+def test_without_eviction_the_context_is_the_limit() -> None:
+    sizes = plan(policy="none", n_ctx=300)
+    assert (sizes.policy, sizes.n_ctx, sizes.n_ubatch) == (None, 300, 300)
+    assert plan(policy=None).n_ctx == TRAIN
+
+
+@pytest.mark.parametrize("name", ["kv_budget", "heavy_ratio", "n_sink", "n_recent", "granularity"])
+def test_options_of_eviction_are_refused_without_eviction(name: str) -> None:
+    with pytest.raises(OptionError, match=name):
+        plan(policy="none", **{name: "head" if name == "granularity" else 0.1 if "ratio" in name else 8})
+
+
+@pytest.mark.parametrize("n_sink", [62, 63, 64, 100])
+def test_sinks_close_to_the_budget_run_or_are_refused_with_numbers(n_sink: int) -> None:
+    try:
+        sizes = plan(kv_budget=64, n_sink=n_sink)
+    except BudgetError as error:
+        assert (error.budget, error.n_sink) == (64, n_sink)
+        assert n_sink > 64
+    else:
+        assert sizes.policy is not None and sizes.policy.n_sink == n_sink <= 64
+
+
+def test_a_policy_object_brings_its_own_numbers() -> None:
+    policy = H2O(budget=200, n_recent=50)
+    assert plan(policy=policy).policy == policy
+    assert plan(policy=policy, kv_budget=200).policy == policy
+    with pytest.raises(OptionError, match="contradicts"):
+        plan(policy=policy, kv_budget=100)
+    with pytest.raises(OptionError, match="n_sink"):
+        plan(policy=policy, n_sink=4)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("n_ctx", -1), ("n_batch", 0), ("kv_block", 0), ("n_ubatch", "many")]
+)
+def test_illegal_sizes_are_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(OptionError, match=name):
+        plan(**{name: value})
+
+
+@given(
+    n_ctx_train=st.integers(64, 40_000),
+    n_ctx=st.just(0) | st.integers(8, 40_000),
+    kv_budget=st.none() | st.integers(1, 40_000),
+    n_batch=st.none() | st.integers(1, 4096),
+    kv_block=st.integers(1, 256),
+)
+def test_sizes_always_hold_a_batch_beside_the_budget(
+    n_ctx_train: int, n_ctx: int, kv_budget: int | None, n_batch: int | None, kv_block: int
+) -> None:
+    try:
+        sizes = plan(n_ctx_train, n_ctx=n_ctx, kv_budget=kv_budget, n_batch=n_batch, kv_block=kv_block)
+    except BudgetError:
+        assert kv_budget is not None
+        return
+    room = max(sizes.n_ubatch, sizes.block)
+    assert budget(sizes) >= 1 and sizes.n_ubatch >= 1
+    assert budget(sizes) + room <= sizes.n_cells
+    assert budget(sizes) + room <= sizes.n_pos_max <= n_ctx_train
+    assert kv_budget is None or budget(sizes) == kv_budget
+    assert n_batch is None or sizes.n_ubatch <= n_batch
+
+
+def test_h2o_plus_is_the_default_only_while_nothing_is_asked_for() -> None:
+    assert CacheOptions().is_default and CacheOptions(n_ctx=100).is_default
+    assert not CacheOptions(kv_budget=100).is_default
+    assert not CacheOptions(policy="h2o").is_default
+    assert not CacheOptions(policy=make("none", budget=5)).evicts
