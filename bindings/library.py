@@ -23,13 +23,18 @@ FILE = NAMES.get(sys.platform, "libllama.so")
 ffi = make_ffi(find_header())
 
 
-def _candidates() -> list[Path]:
+def _vendored() -> list[Path]:
+    """Folders that may hold the llama_cpp package this one was built with (native/install.cmake says why)."""
     import h2o_gguf
 
+    return [Path(p) / "_vendor" for p in h2o_gguf.__path__]
+
+
+def _candidates() -> list[Path]:
     chosen = os.environ.get("H2O_GGUF_LIB_PATH")
     if chosen:
         return [Path(chosen)]
-    folders = [Path(p) / "lib" for p in h2o_gguf.__path__]
+    folders = [folder / "llama_cpp" / "lib" for folder in _vendored()]
     if os.environ.get("LLAMA_CPP_LIB_PATH"):
         folders.append(Path(os.environ["LLAMA_CPP_LIB_PATH"]))
     return folders
@@ -63,11 +68,16 @@ def point_llama_cpp_here() -> None:
 def _load_llama_cpp(folder: Path) -> Path:
     """Import llama_cpp on our library; return the path of the library it really uses."""
     point_llama_cpp_here()
+    vendored = [str(path) for path in _vendored() if path.is_dir()]
+    sys.path[:0] = vendored  # before another version that may be installed
     try:
         module: Any = importlib.import_module("llama_cpp")
         low: Any = importlib.import_module("llama_cpp.llama_cpp")
     except ImportError as error:
         raise LibraryError(f"llama-cpp-python {LLAMA_CPP_VERSION} cannot be imported: {error}") from error
+    finally:
+        for path in vendored:
+            sys.path.remove(path)
     if module.__version__ != LLAMA_CPP_VERSION:
         raise LibraryError(
             f"llama-cpp-python {module.__version__} is installed; this runtime is built from {LLAMA_CPP_VERSION}: "
