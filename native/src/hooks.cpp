@@ -74,8 +74,12 @@ bool h2og_before_seq_rm(h2og_state * state, const llama_kv_cache *, int32_t seq_
     return status == H2OG_OK;
 }
 
-bool h2og_before_seq_cp(h2og_state * state, const llama_kv_cache *, int32_t seq_src, int32_t seq_dst, int32_t, int32_t) {
+bool h2og_before_seq_cp(h2og_state * state, const llama_kv_cache *, int32_t seq_src, int32_t seq_dst, int32_t p0, int32_t p1) {
     return guarded([&]() -> int32_t {
+        const int32_t newest = h2og_access::cells(*state->cache, uint32_t(state->stream_of(seq_src))).seq_pos_max(seq_src);
+        if (p0 > 0 || (p1 >= 0 && p1 <= newest)) {
+            fail(H2OG_INVALID, "only whole sequences can be copied, not positions [%d, %d)", p0, p1);
+        }
         state->copy_stream(state->stream_of(seq_src), state->stream_of(seq_dst));
         return H2OG_OK;
     }) == H2OG_OK;

@@ -2,7 +2,7 @@
 //
 // I1 occupied cells are the same for every layer and head; I2 llama.cpp's books hold the last n_used positions without gaps;
 // I3 cells from rollback_min on hold their own entry in every head; I4 a moved row is bit-identical.
-#include "h2og.h"
+#include "state.h"
 #include "tiny-model.h"
 
 #include <algorithm>
@@ -119,7 +119,7 @@ struct Walker {
     }
 };
 
-void walk(llama_model & model, const tiny::Options & o, int32_t attention, int n_step, uint32_t seed) {
+void walk(llama_model & model, const tiny::Options & o, int32_t attention, int n_step, uint32_t seed, bool graph_moves = false) {
     const auto ctx = tiny::make_context(model, o);
     const int32_t budget = 100, block = 16;
     RandomPolicy policy;
@@ -128,6 +128,7 @@ void walk(llama_model & model, const tiny::Options & o, int32_t attention, int n
     h2og_cache * cache = nullptr;
     CHECK(h2og_attach(ctx.get(), &params, &cache) == H2OG_OK, "%s", h2og_last_error());
     CHECK(h2og_set_policy(cache, RandomPolicy::victims, &policy) == H2OG_OK, "%s", h2og_last_error());
+    h2og_access::cparams(*ctx).h2og->force_graph_moves = graph_moves;
 
     std::mt19937 rng(seed);
     std::vector<Walker> walkers;
@@ -206,6 +207,40 @@ void refuses_bad_victims(llama_model & model) {
     h2og_detach(cache);
 }
 
+// A copied sequence is the same sequence, positions and scores included; part of one is not copied.
+void copies_whole_sequences(llama_model & model) {
+    tiny::Options o;
+    o.n_seq = 2;
+    const auto ctx = tiny::make_context(model, o);
+    const h2og_params params = { 60, 16, H2OG_ATTENTION_AUTO, 0, 1.0f };
+    RandomPolicy policy;
+    policy.n_recent = 24;
+    h2og_cache * cache = nullptr;
+    CHECK(h2og_attach(ctx.get(), &params, &cache) == H2OG_OK, "%s", h2og_last_error());
+    CHECK(h2og_set_policy(cache, RandomPolicy::victims, &policy) == H2OG_OK, "%s", h2og_last_error());
+    std::mt19937 rng(5);
+    for (int i = 0; i < 20; ++i) {
+        CHECK(tiny::decode(*ctx, tiny::random_tokens(rng, 20), 0) == 0, "%s", h2og_last_error());
+    }
+    auto * memory = llama_get_memory(ctx.get());
+    llama_memory_seq_cp(memory, 0, 1, 3, 9);
+    CHECK(llama_memory_seq_pos_max(memory, 1) == -1, "part of a sequence was copied");
+    llama_memory_seq_cp(memory, 0, 1, -1, -1);
+    const auto next = tiny::random_tokens(rng, 5);
+    std::vector<float> logits[2];
+    for (int32_t seq = 0; seq < 2; ++seq) {
+        policy.rng.seed(1);
+        CHECK(tiny::decode(*ctx, next, seq) == 0, "%s", h2og_last_error());
+        logits[seq] = tiny::logits(*ctx);
+    }
+    CHECK(logits[0] == logits[1], "the copy goes on differently");
+    h2og_view a, b;
+    CHECK(h2og_get_view(cache, 0, &a) == H2OG_OK && h2og_get_view(cache, 1, &b) == H2OG_OK, "%s", h2og_last_error());
+    const size_t n = size_t(a.n_layer)*a.n_head_kv*a.n_cells;
+    CHECK(std::equal(a.pos, a.pos + n, b.pos) && std::equal(a.scores, a.scores + n, b.scores), "the books differ");
+    h2og_detach(cache);
+}
+
 // Handles and contexts may be freed in either order; a detached context goes on.
 void outlives(llama_model & model) {
     const h2og_params params = { 100, 16, H2OG_ATTENTION_AUTO, 0, 1.0f };
@@ -238,6 +273,7 @@ int main(int argc, char ** argv) {
         tiny::Options o;
         o.type_k = o.type_v = type;
         walk(*model, o, H2OG_ATTENTION_AUTO, n_step, seed++);
+        walk(*model, o, H2OG_ATTENTION_STOCK, n_step/2, seed++, true);
     }
     tiny::Options transposed;
     transposed.flash = false;
@@ -248,6 +284,7 @@ int main(int argc, char ** argv) {
     walk(*model, {}, H2OG_ATTENTION_COMPOSED, n_step, seed++);
     walk(*model, {}, H2OG_ATTENTION_STOCK, n_step, seed++);
     refuses_bad_victims(*model);
+    copies_whole_sequences(*model);
     outlives(*model);
     llama_backend_free();
     printf("walks passed\n");
