@@ -254,10 +254,12 @@ class ChatSession:
         system = self.system
         opening = self.template.opening(system)
         text = (system or "").strip()
+        if not opening:
+            return []
         if prompt.startswith(opening) and text in opening:
-            return [(0, self._tokenizer.index(tokens, len(opening.encode())))]
+            return [(0, self._tokenizer.index(tokens, prompt, len(opening)))]
         start = prompt.find(text)
         if not text or start < 0:
             return []
-        first = self._tokenizer.index(tokens, len(prompt[:start].encode()))
-        return [(first, self._tokenizer.index(tokens, len(prompt[: start + len(text)].encode())))]
+        end = start + len(text)
+        return [(self._tokenizer.index(tokens, prompt, start), self._tokenizer.index(tokens, prompt, end))]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 __all__ = ["Tokenizer"]
@@ -30,9 +30,7 @@ class Tokenizer:
 
         contents : parts of the text, in order, in which names of control tokens are plain text.
         """
-        bos = self.bos_text
-        needs_bos = self._vocab.adds_bos and not (bos and text.startswith(bos))
-        head = [int(self._vocab.bos)] if needs_bos else []
+        head = [int(self._vocab.bos)] if self._needs_bos(text) else []
         tokens: list[int] = []
         for part, special in self._split(text, contents):
             tokens += self._encode(part, special) if not tokens else self.more(part, special=special)
@@ -47,6 +45,21 @@ class Tokenizer:
         for part, part_special in self._split(text, contents):
             tokens += self._continue(part, special and part_special)
         return tokens
+
+    def index(self, tokens: Sequence[int], text: str, n_chars: int) -> int:
+        """How many of the tokens, which are `first(text)`, it takes to spell the first n_chars characters."""
+        n_todo = len(text[:n_chars].encode("utf-8"))
+        for i, token in enumerate(tokens):
+            if n_todo <= 0:
+                return i
+            if i > 0 or not self._needs_bos(text):
+                n_todo -= len(self._vocab.piece(token, special=True))
+        return len(tokens)
+
+    def _needs_bos(self, text: str) -> bool:
+        """Whether the model wants BOS and the template has not written it."""
+        bos = self.bos_text
+        return bool(self._vocab.adds_bos) and not (bos and text.startswith(bos))
 
     def _split(self, text: str, contents: Iterable[str]) -> list[tuple[str, bool]]:
         parts: list[tuple[str, bool]] = []
@@ -72,13 +85,3 @@ class Tokenizer:
         return [
             int(token) for token in self._llm.tokenize(text.encode("utf-8"), add_bos=False, special=special)
         ]
-
-    def index(self, tokens: list[int], n_bytes: int) -> int:
-        """How many of the tokens it takes to spell the first n_bytes bytes of their text."""
-        n = 0
-        for i, token in enumerate(tokens):
-            if n >= n_bytes:
-                return i
-            if i or token != self._vocab.bos or not self._vocab.adds_bos:
-                n += len(self._vocab.piece(token, special=True))
-        return len(tokens)

@@ -1,0 +1,74 @@
+"""Exit codes and texts for what users get wrong; no model needed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from cli_harness import RunCli
+
+
+def assert_refused(done: object, code: int, *words: str) -> None:
+    """One line that says why; nothing on stdout; no traceback."""
+    assert done.returncode == code, done.stderr  # type: ignore[attr-defined]
+    assert done.stdout == ""  # type: ignore[attr-defined]
+    assert "Traceback" not in done.stderr  # type: ignore[attr-defined]
+    for word in words:
+        assert word in done.stderr  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("run", "--bogus"),
+        ("run", "-t", "many", "-p", "hi"),
+        ("run", "--top-p", "1.5", "-p", "hi"),
+        ("summarize",),
+        ("nonsense",),
+    ],
+)
+def test_bad_flags_are_usage_errors(cli: RunCli, arguments: tuple[str, ...]) -> None:
+    assert cli(*arguments).returncode == 2
+
+
+def test_a_prompt_is_needed_and_only_one(cli: RunCli) -> None:
+    assert_refused(cli("run"), 2, "there is no prompt")
+    assert_refused(cli("run", "one", "-p", "two"), 2, "twice")
+    assert_refused(cli("run", "--raw", "-sys", "x", "-p", "y"), 2, "contradict")
+
+
+def test_files_that_cannot_be_read_are_usage_errors(cli: RunCli, home: Path) -> None:
+    (home / "binary").write_bytes(b"GGUF\0\0")
+    assert_refused(cli("run", "-f", "missing.txt"), 2, "missing.txt", "no such file")
+    assert_refused(cli("run", "-f", home), 2, "folder")
+    assert_refused(cli("run", "-f", "binary"), 2, "not text")
+    assert_refused(cli("summarize", "missing.txt"), 2, "no such file")
+
+
+def test_without_a_model_the_command_that_fetches_it_is_named(cli: RunCli) -> None:
+    assert_refused(cli("run", "-p", "hi"), 3, "h2o-gguf models fetch", "-m FILE")
+    assert_refused(cli("chat"), 3, "h2o-gguf models fetch")
+    assert_refused(cli("models", "path"), 3, "h2o-gguf models fetch")
+
+
+@pytest.mark.parametrize("command", [("run", "-p", "hi", "-m"), ("inspect",)])
+def test_broken_models_are_refused_with_the_reason(cli: RunCli, home: Path, command: tuple[str, ...]) -> None:
+    (home / "empty.gguf").touch()
+    (home / "four.gguf").write_bytes(b"GGUF")
+    (home / "text.gguf").write_text("This is no model at all, whatever its name may be.")
+    assert_refused(cli(*command, "empty.gguf"), 3, "empty.gguf", "empty")
+    assert_refused(cli(*command, "four.gguf"), 3, "4 bytes")
+    assert_refused(cli(*command, "text.gguf"), 3, "text.gguf")
+    assert_refused(cli(*command, "missing.gguf"), 3, "no such file")
+    assert_refused(cli(*command, home), 3, "folder")
+
+
+def test_a_model_name_that_is_nearly_right_is_suggested(cli: RunCli) -> None:
+    assert_refused(cli("models", "fetch", "smollm2-135"), 3, "smollm2-135m")
+    assert_refused(cli("run", "-p", "hi", "-m", "nonsense"), 3, "the catalog has")
+
+
+def test_a_traceback_needs_verbose(cli: RunCli) -> None:
+    done = cli("run", "-p", "hi", "-m", "missing.gguf", "-v")
+    assert (done.returncode, done.stdout) == (3, "")
+    assert "Traceback" in done.stderr
