@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -223,9 +224,13 @@ class Engine:
                 self._decode(todo[start : start + self.context.n_batch], cancel)
                 if progress is not None:
                     progress(min(start + self.context.n_batch, len(todo)), len(todo))
-        finally:
-            self._mark = (self.n_past, self._logits) if self._logits is not None else None
-            self.keep_budget()
+        except BaseException:
+            self._mark_end()
+            with contextlib.suppress(Exception):  # the error on its way says more
+                self.keep_budget()
+            raise
+        self._mark_end()
+        self.keep_budget()
 
     def generate(
         self, sampler: Sampler, *, max_tokens: int | None = None, cancel: CancelToken | None = None
@@ -326,6 +331,9 @@ class Engine:
         if self.cache is not None and n_past < self.cache.rollback_min():
             return False
         return self.context.remove_from(n_past)
+
+    def _mark_end(self) -> None:
+        self._mark = (self.n_past, self._logits) if self._logits is not None else None
 
     def _recall_logits(self) -> None:
         if self._logits is None and self._mark is not None and self._mark[0] == self.n_past:

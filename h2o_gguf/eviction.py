@@ -45,13 +45,14 @@ class Evictor:
         self.policy = policy
         self.pins: tuple[Span, ...] = ()
         self._error: BaseException | None = None
+        self._cause: BaseException | None = None
 
     def __call__(self, native: Any, n: int) -> NDArray[np.int32]:
         try:
             return ask(self.policy, self._view(native), n)
         except BaseException as error:
             # Native code stands between here and the call that made room: raise_error brings it there.
-            self._error = error
+            self._error, self._cause = error, error.__cause__
             raise
 
     @property
@@ -63,7 +64,7 @@ class Evictor:
         """Raise what the policy raised since the last call of this method, if anything."""
         error, self._error = self._error, None
         if error is not None:
-            raise error
+            raise error from self._cause
 
     def _view(self, native: Any) -> CacheView:
         return CacheView(

@@ -68,7 +68,8 @@ class H2OLlama(LowLevel, Completions, Sessions, high.Llama):  # type: ignore[mis
     n_sink, n_recent : entries that are never evicted; None: the policy's default.
     pin : what is never evicted either: "system" for the system message of a chat, or spans of positions.
     granularity : who shares one list of victims: "head", "layer" or "token".
-    kv_block : entries evicted at once while generating, >= 1; 1 is the papers' one at a time.
+    kv_block : entries evicted at once while generating, >= 1; fewer where positions are scarce. 1 is the
+        papers' one at a time.
     attention : how scores are computed: "auto", "fused", "composed" or "reference".
     n_ctx : 0 is the model's context. Without eviction the longest sequence; with eviction sequences have no
         end, and this is the window of positions that is used.

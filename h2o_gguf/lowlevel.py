@@ -100,7 +100,7 @@ class LowLevel:
 
     def reset(self) -> None:
         """Forget the sequence."""
-        if self._engine is not None:
+        if self._engine is not None or self._closed:
             with self._call():
                 self.engine.reset()
 

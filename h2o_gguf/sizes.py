@@ -106,15 +106,18 @@ def plan_sizes(
             n_ubatch = min(n_ubatch, max(N_BATCH_MIN, limit // 4))
             overhead = max(n_ubatch, min(block, limit // 4))
             policy = _make(options, limit - overhead)
-        elif options.n_batch is None and options.n_ubatch is None and policy.budget + block <= limit:
-            n_ubatch = min(n_ubatch, limit - policy.budget)
-            overhead = max(n_ubatch, block)
         else:
-            raise BudgetError(
-                f"a budget of {policy.budget} entries and a batch of {overhead} tokens exceed the "
-                f"{limit} positions the model knows: lower kv_budget to {limit - overhead} or n_batch",
-                budget=policy.budget,
-            )
+            room = limit - policy.budget
+            block = min(block, max(room, 1))
+            if options.n_batch is None and options.n_ubatch is None:
+                n_ubatch = min(n_ubatch, max(room, 1))
+            overhead = max(n_ubatch, block)
+            if overhead > room:
+                raise BudgetError(
+                    f"a budget of {policy.budget} entries and a batch of {overhead} tokens exceed the "
+                    f"{limit} positions the model knows: lower kv_budget to {limit - overhead}, or n_batch",
+                    budget=policy.budget,
+                )
     n_pos_max = max(min(n_ctx, limit), policy.budget + overhead)
     block = min(block, overhead)
     return Sizes(policy, n_ctx, _pad(policy.budget + overhead), n_ubatch, block, n_pos_max, can_renumber)

@@ -44,7 +44,20 @@ def open_llama(**options: Any) -> Any:
         pytest.skip(str(error))
     from h2o_gguf import H2OLlama
 
-    return H2OLlama(path, **options)
+    # One thread: two that wait for each other at barriers crawl on a busy machine.
+    return H2OLlama(path, **{"n_threads": 1, **options})
+
+
+def open_tiny(architecture: str, folder: Path, *, build: dict[str, Any] | None = None, **options: Any) -> Any:
+    """H2OLlama on a tiny random model of this kind; skips without the runtime."""
+    from harness import require_runtime
+    from tiny_models import build as write
+
+    require_runtime()
+    from h2o_gguf import H2OLlama
+
+    path = write(architecture, folder / f"{architecture}.gguf", **(build or {}))
+    return H2OLlama(str(path), **{"n_threads": 1, **options})
 
 
 def english(n_chars: int, skip: int = 0) -> str:

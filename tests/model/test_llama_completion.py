@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from llama_harness import english, open_llama
 
 from h2o_gguf.errors import ContextOverflowError, OptionError
-from llama_harness import english, open_llama
 
 PROMPT = "The capital of France is"
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 24}
@@ -101,7 +101,9 @@ def test_an_objects_seed_makes_its_generations_repeat() -> None:
 def test_log_probabilities_are_those_of_the_softmax(llm: Any) -> None:
     result = llm(PROMPT, logprobs=3, temperature=0, max_tokens=4)
     logprobs = result["choices"][0]["logprobs"]
-    assert [len(logprobs[key]) for key in ("tokens", "text_offset", "token_logprobs", "top_logprobs")] == [4] * 4
+    assert [len(logprobs[key]) for key in ("tokens", "text_offset", "token_logprobs", "top_logprobs")] == [
+        4
+    ] * 4
     assert "".join(logprobs["tokens"]) == text(result)
     assert logprobs["text_offset"][0] == len(PROMPT)
     llm.reset()
@@ -115,7 +117,9 @@ def test_log_probabilities_are_those_of_the_softmax(llm: Any) -> None:
 
 def test_log_probabilities_of_a_stream_are_those_of_the_whole(llm: Any) -> None:
     whole = llm(PROMPT, logprobs=2, temperature=0, max_tokens=6)["choices"][0]["logprobs"]
-    chunks = [c["choices"][0]["logprobs"] for c in llm(PROMPT, logprobs=2, temperature=0, max_tokens=6, stream=True)]
+    chunks = [
+        c["choices"][0]["logprobs"] for c in llm(PROMPT, logprobs=2, temperature=0, max_tokens=6, stream=True)
+    ]
     assert [token for c in chunks if c for token in c["tokens"]] == whole["tokens"]
     assert [p for c in chunks if c for p in c["token_logprobs"]] == whole["token_logprobs"]
 
@@ -197,7 +201,12 @@ def test_every_sampler_repeats_with_its_seed(llm: Any, knobs: dict[str, Any]) ->
 
 @pytest.mark.parametrize(
     "knobs",
-    [{"repeat_penalty": 0.0}, {"mirostat_mode": 3}, {"temperature": float("nan")}, {"logit_bias": {10**6: 1.0}}],
+    [
+        {"repeat_penalty": 0.0},
+        {"mirostat_mode": 3},
+        {"temperature": float("nan")},
+        {"logit_bias": {10**6: 1.0}},
+    ],
 )
 def test_illegal_knobs_are_refused_before_native_code_sees_them(llm: Any, knobs: dict[str, Any]) -> None:
     with pytest.raises(OptionError):
