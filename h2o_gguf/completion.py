@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from h2o_gguf.cancel import CancelToken
+from h2o_gguf.drafts import Draft
 from h2o_gguf.engine import Engine, Progress
 from h2o_gguf.errors import Cancelled
 from h2o_gguf.eviction import Span
@@ -46,6 +47,7 @@ class Request:
     scores_prompt: bool = False
     cancel: CancelToken = field(default_factory=CancelToken)
     progress: Progress | None = None
+    draft: Draft | None = None
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,9 @@ def complete(engine: Engine, request: Request) -> Generator[Piece, None, Outcome
         text, stops = Utf8Stream(), StopScanner(request.stops)
         infos: list[TokenInfo] = []
         n_chars = 0
-        tokens = engine.generate(sampler, max_tokens=request.max_tokens, cancel=request.cancel)
+        tokens = engine.generate(
+            sampler, max_tokens=request.max_tokens, cancel=request.cancel, draft=request.draft
+        )
         try:
             for token in tokens:
                 if vocab.is_end(token) or (

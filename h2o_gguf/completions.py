@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from h2o_gguf.cancel import CancelToken
 from h2o_gguf.completion import Outcome, Piece, Request, Response, complete
+from h2o_gguf.drafts import Draft
 from h2o_gguf.engine import Engine, Progress
 from h2o_gguf.errors import ContextOverflowError, OptionError
 from h2o_gguf.eviction import Span
@@ -119,6 +120,7 @@ class Completions:
             scores_prompt=echo and logprobs is not None,
             cancel=cancel or CancelToken(),
             progress=progress,
+            draft=self._draft(),
         )  # fmt: skip
         response = Response(
             model if model is not None else self.model_path,
@@ -227,6 +229,7 @@ class Completions:
         def engine(self) -> Engine: ...
         def _begin(self, cancel: CancelToken) -> tuple[Turn, CancelToken]: ...
         def _end(self, turn: Turn) -> None: ...
+        def _draft(self) -> Draft | None: ...
         def _call(self, cancel: CancelToken | None = None) -> AbstractContextManager[CancelToken]: ...
         def _sampling(self, **knobs: Any) -> SamplingOptions: ...
         def _save_state(self) -> Any: ...

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Generator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from h2o_gguf.align import align
 from h2o_gguf.cancel import CancelToken
+from h2o_gguf.drafts import Draft, Guesses
 from h2o_gguf.errors import (
     CacheFullError,
     Cancelled,
@@ -21,35 +22,19 @@ from h2o_gguf.errors import (
 )
 from h2o_gguf.eviction import Evictor, NativeCache, Span, check_pins
 from h2o_gguf.policies import Policy
+from h2o_gguf.protocols import UNBOUNDED, Logits, Progress, Sampler
 from h2o_gguf.report import KVReport
 from h2o_gguf.token_log import TokenLog
 
 if TYPE_CHECKING:
     from h2o_gguf.context import Context
 
-__all__ = ["UNBOUNDED", "Engine", "Sampler"]
-
-UNBOUNDED = 2**31 - 1  # llama.cpp counts positions in int32
+__all__ = ["UNBOUNDED", "Engine", "Progress", "Sampler"]
 
 # What llama_decode returns.
 DECODE_NO_ROOM = 1
 DECODE_ABORTED = 2
 DECODE_NO_VICTIMS = -100  # H2OG_DECODE_FAILED: room could not be made
-
-Logits = NDArray[np.float32]
-Progress = Callable[[int, int], None]
-
-
-class Sampler(Protocol):
-    """Chooses the next token."""
-
-    def sample(self, logits: Logits, tokens: NDArray[np.intc]) -> int | None:
-        """A token, from logits float32[n_vocab] and the tokens so far, int32[n]; None if none is allowed."""
-        ...
-
-    def accept(self, token: int) -> None:
-        """The token was chosen."""
-        ...
 
 
 class Engine:
@@ -233,9 +218,16 @@ class Engine:
         self.keep_budget()
 
     def generate(
-        self, sampler: Sampler, *, max_tokens: int | None = None, cancel: CancelToken | None = None
+        self,
+        sampler: Sampler,
+        *,
+        max_tokens: int | None = None,
+        cancel: CancelToken | None = None,
+        draft: Draft | None = None,
     ) -> Generator[int, None, None]:
         """Yield sampled tokens; each enters the sequence when the next is asked for.
+
+        draft : guesses tokens, which are evaluated together; the result is the same as without.
 
         Ends after max_tokens (None: no limit), at the end of the context, when no token is allowed, or when
         cancelled (`cancelled` says so). End-of-text tokens are yielded like others: the caller stops there.
@@ -243,6 +235,7 @@ class Engine:
         self._require_open()
         self._settle()
         self.cancelled = False
+        guesses = Guesses(draft)
         n = 0
         try:
             while max_tokens is None or n < max_tokens:
@@ -261,12 +254,15 @@ class Engine:
                 if n == max_tokens or self.n_past + 1 >= self.n_ctx:
                     return
                 try:
-                    self._decode([token], cancel)
+                    self._advance(token, guesses, cancel)
                 except Cancelled:
                     self.cancelled = True
                     return
         finally:
             if not self.is_closed:
+                logits = self._logits
+                self._settle()  # takes back what was guessed ahead
+                self._logits = logits if self.n_past else None
                 self.keep_budget()
 
     def keep_budget(self) -> None:
@@ -339,18 +335,41 @@ class Engine:
         if self._logits is None and self._mark is not None and self._mark[0] == self.n_past:
             self._logits = self._mark[1]
 
+    def _advance(self, token: int, guesses: Guesses, cancel: CancelToken | None) -> None:
+        """Enter one token into the sequence: evaluated ahead, or now together with new guesses."""
+        row = guesses.take(token)
+        if row is not None:
+            self._enter([token], row[None, :])
+            return
+        self._settle()
+        n_max = min(self.context.n_batch - 1, self.n_ctx - self.n_past - 1)
+        if self.policy is not None:
+            n_max = min(n_max, self.policy.n_recent)  # so that taking them back is exact
+        ahead = guesses.ask(self._log.array(), token, n_max, self.context.vocab.n_tokens)
+        if not ahead:
+            self._decode([token], cancel)
+            return
+        rows = self._evaluate([token, *ahead], cancel, all_logits=True)
+        self._enter([token], rows[:1])
+        guesses.put(ahead, list(rows[1:]))
+
     def _decode(self, tokens: Sequence[int], cancel: CancelToken | None) -> None:
         """Evaluate one batch and enter it into the books."""
+        self._enter(tokens, self._evaluate(tokens, cancel, all_logits=self.on_logits is not None))
+
+    def _enter(self, tokens: Sequence[int], rows: Logits) -> None:
+        start = self.n_past
+        self._log.extend(tokens)
+        self._logits = rows[-1]
+        if self.on_logits is not None:
+            self.on_logits(start, rows)
+
+    def _evaluate(self, tokens: Sequence[int], cancel: CancelToken | None, *, all_logits: bool) -> Logits:
+        """Evaluate one batch; return its logits, of the last token only unless all_logits."""
         self._logits = None
-        code = self.context.decode(tokens, self.n_past, all_logits=self.on_logits is not None, cancel=cancel)
+        code = self.context.decode(tokens, self.n_past, all_logits=all_logits, cancel=cancel)
         if code == 0:
-            start = self.n_past
-            self._log.extend(tokens)
-            rows = self.context.logits(len(tokens) if self.on_logits is not None else 1)
-            self._logits = rows[-1]
-            if self.on_logits is not None:
-                self.on_logits(start, rows)
-            return
+            return self.context.logits(len(tokens) if all_logits else 1)
         is_policys = self._evictor is not None and self._evictor.has_error
         reason = _room_failure() if code == DECODE_NO_VICTIMS and not is_policys else ""
         self._settle()

@@ -272,7 +272,7 @@ class H2OLlama(LowLevel, Completions, Sessions, high.Llama):  # type: ignore[mis
                 budget=sizes.policy.budget,
                 block=sizes.block,
                 decay=sizes.policy.decay,
-                attention=attention if sizes.policy.needs_scores else "stock",
+                attention="stock" if attention == "auto" and not sizes.policy.needs_scores else attention,
                 n_pos_max=sizes.n_pos_max,
             )
             n_ctx = UNBOUNDED if sizes.can_renumber else sizes.n_pos_max
@@ -300,6 +300,7 @@ class H2OLlama(LowLevel, Completions, Sessions, high.Llama):  # type: ignore[mis
         """Free the model; may be called twice. A running call of another thread is cancelled first."""
         if getattr(self, "_closed", True):
             return
+        self._lock.refuse_inside("close")
         self._closed = True
         self.cancel()
         with self._lock.last_call():

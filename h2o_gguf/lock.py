@@ -96,6 +96,14 @@ class CallLock:
         finally:
             turn.end()
 
+    def refuse_inside(self, what: str) -> None:
+        """Raise BusyError if this thread is inside a call already (in a callback, say)."""
+        turn = self._turn
+        if turn is not None and turn.is_running and turn.thread == threading.get_ident():
+            raise _busy(
+                f"cannot {what} {self.what} from inside one of its own calls: let that call end first"
+            )
+
     @contextmanager
     def last_call(self) -> Iterator[None]:
         """Wait until no call is computing, then shut the object; open streams do not hold this up."""

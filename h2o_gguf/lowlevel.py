@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from h2o_gguf.cancel import CancelToken
+from h2o_gguf.drafts import Draft
 from h2o_gguf.engine import Engine
 from h2o_gguf.errors import ClosedError, OptionError
 from h2o_gguf.lock import CallLock, Turn
@@ -28,6 +29,9 @@ class LowLevel:
     _n_vocab: int
     _logits_all: bool
     _closed: bool
+    _is_recurrent: bool
+    _is_hybrid: bool
+    draft_model: Any
     _running: CancelToken | None
     last_n_tokens_size: int
 
@@ -202,7 +206,7 @@ class LowLevel:
                 elif prompt:
                     engine.prefill(prompt, cancel=cancel)
                 while True:
-                    stream = engine.generate(sampler, cancel=cancel)
+                    stream = engine.generate(sampler, cancel=cancel, draft=self._draft())
                     try:
                         sent = None
                         for token in stream:
@@ -222,6 +226,13 @@ class LowLevel:
                     engine.prefill([token, *(int(t) for t in sent)], cancel=cancel)
         finally:
             self._end(turn)
+
+    def _draft(self) -> Draft | None:
+        """Who guesses tokens; nobody where they could not be taken back."""
+        if self.draft_model is None or self._is_recurrent or self._is_hybrid:
+            return None
+        draft: Draft = self.draft_model
+        return draft
 
     # -- one call at a time ---------------------------------------------------------------------------
 

@@ -148,3 +148,17 @@ def test_a_pickled_object_is_made_again_with_the_same_options(llm: Any) -> None:
     with pickle.loads(pickle.dumps(llm)) as copy:
         assert copy.kv_report().budget == 256
         assert copy("Hello", max_tokens=2, temperature=0)["usage"]["completion_tokens"] == 2
+
+
+def test_a_draft_model_gives_a_text_as_likely_in_fewer_batches() -> None:
+    from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
+
+    prompt = "one two three four one two three four one two three four one two"
+    texts = []
+    for draft_model in (None, LlamaPromptLookupDecoding(num_pred_tokens=6)):
+        with open_llama(kv_budget=64, n_batch=64, draft_model=draft_model) as llama:
+            result = llama(prompt, max_tokens=40, temperature=0)
+            assert result["kv"]["used"] <= 64
+            assert llama.n_tokens == llama.engine.context.n_past() == result["kv"]["n_past"]
+            texts.append(result["choices"][0]["text"])
+    assert texts[0] == texts[1]

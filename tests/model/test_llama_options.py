@@ -230,12 +230,13 @@ def test_a_vocabulary_alone_tokenizes(tmp_path: Path) -> None:
 def test_the_options_of_llama_cpps_server_are_accepted(tmp_path: Path) -> None:
     options: dict[str, Any] = {
         "n_gpu_layers": 0, "split_mode": 1, "main_gpu": 0, "tensor_split": None, "vocab_only": False,
-        "use_mmap": True, "use_mlock": False, "kv_overrides": None, "rpc_servers": None, "seed": 0xFFFFFFFF, "n_ctx": 128,
+        "use_mmap": True, "use_mlock": False, "kv_overrides": None, "rpc_servers": None,
+        "seed": 0xFFFFFFFF, "n_ctx": 128,
         "n_batch": 64, "n_ubatch": 64, "n_threads": 1, "n_threads_batch": 1, "rope_scaling_type": -1,
         "rope_freq_base": 0.0, "rope_freq_scale": 0.0, "yarn_ext_factor": -1.0, "yarn_attn_factor": 1.0,
         "yarn_beta_fast": 32.0, "yarn_beta_slow": 1.0, "yarn_orig_ctx": 0, "mul_mat_q": True,
-        "logits_all": False, "embedding": False, "offload_kqv": True, "flash_attn": False, "last_n_tokens_size": 64,
-        "lora_base": None,
+        "logits_all": False, "embedding": False, "offload_kqv": True, "flash_attn": False,
+        "last_n_tokens_size": 64, "lora_base": None,
         "lora_path": None, "numa": False, "chat_format": None, "chat_handler": None, "draft_model": None,
         "type_k": None, "type_v": None, "tokenizer": None, "verbose": False,
     }  # fmt: skip

@@ -180,6 +180,20 @@ def test_closing_from_another_thread_cancels_the_running_call() -> None:
     assert not thread.is_alive()
 
 
+def test_closing_from_inside_a_call_is_refused_and_the_call_goes_on(tmp_path: Path) -> None:
+    with open_tiny("llama", tmp_path, kv_budget=100) as llama:
+        refused: list[BaseException] = []
+
+        def close(done: int, total: int) -> None:
+            try:
+                llama.close()
+            except BusyError as error:
+                refused.append(error)
+
+        assert llama("abc", max_tokens=2, progress=close)["choices"]
+        assert len(refused) == 1 and "inside" in str(refused[0])
+
+
 def test_twenty_rounds_of_loading_and_closing_do_not_grow(tmp_path: Path) -> None:
     process = psutil.Process()
     sizes = []

@@ -244,6 +244,43 @@ def test_generation_without_a_prompt_is_refused() -> None:
         next(e.generate(Greedy()))
 
 
+@pytest.mark.parametrize("n_right", [0, 1, 2, 3, 5])
+def test_guessed_tokens_change_nothing_but_the_number_of_batches(n_right: int) -> None:
+    plain, _ = engine()
+    plain.sync([3, 4])
+    expected = take(plain, 12)
+    e, context = engine()
+    e.sync([3, 4])
+    n_before = len(context.batches)
+
+    def draft(tokens: NDArray[np.intc]) -> list[int]:
+        at = len(tokens) - 2
+        assert tokens.tolist() == [3, 4, *expected[:at]]
+        return [*expected[at : at + n_right], 9, 9][:3]
+
+    assert take(e, 12, draft=draft) == expected
+    assert e.tokens == context.seen == [3, 4, *expected[:-1]] and logits_are_right(e, context)
+    n_batches = len(context.batches) - n_before
+    assert n_batches <= 11 if n_right == 0 else n_batches <= 1 + 11 // min(n_right + 1, 4)
+
+
+def test_guesses_are_taken_back_when_the_reader_stops() -> None:
+    e, context = engine()
+    e.sync([3, 4])
+    stream = e.generate(Greedy(), draft=lambda tokens: [9, 9, 9])
+    first = [next(stream), next(stream)]
+    assert len(context.seen) == 6
+    stream.close()
+    assert e.tokens == context.seen == [3, 4, first[0]] and logits_are_right(e, context)
+
+
+def test_guesses_outside_the_vocabulary_are_ignored() -> None:
+    e, context = engine()
+    e.sync([3, 4])
+    take(e, 3, draft=lambda tokens: [N_VOCAB])
+    assert e.tokens == context.seen
+
+
 # -- sync ------------------------------------------------------------------------------------------------
 
 

@@ -67,7 +67,7 @@ def test_tokens_are_taken_as_they_are() -> None:
 
 
 def test_an_empty_prompt_is_what_a_text_begins_with() -> None:
-    assert complete("") == complete([]) + [] == [BOS]
+    assert complete("") == complete([]) == [BOS]
     assert complete("", bos=-1, adds_bos=False) == [EOS]
     with pytest.raises(OptionError):
         complete("", bos=-1, eos=-1, adds_bos=False)
