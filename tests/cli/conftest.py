@@ -31,6 +31,7 @@ def environment(home: Path) -> dict[str, str]:
         "H2O_GGUF_MODELS": str(home / "models"),
         "H2O_GGUF_HISTORY": str(home / "history"),
         "LC_ALL": "C.UTF-8",
+        "LLAMA_ARG_THREADS": "1",  # two that wait for each other crawl on a busy machine
     }
 
 
