@@ -107,3 +107,7 @@ foreach(library ${H2OG_LIBRARIES})
         set_target_properties(${library} PROPERTIES OUTPUT_NAME "h2og-${library}")
     endif()
 endforeach()
+
+if(H2OG_SANITIZE)
+    target_compile_definitions(ggml PRIVATE NDEBUG)  # its debug build prints to stderr as it is loaded
+endif()

@@ -1,6 +1,6 @@
-# Every native/tests/*.cpp is one test program, linked to the library it tests.
+# Every native/tests/*.cpp and *.c is one test program, linked to the library it tests.
 
-file(GLOB tests CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/native/tests/*.cpp")
+file(GLOB tests CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/native/tests/*.cpp" "${CMAKE_CURRENT_SOURCE_DIR}/native/tests/*.c")
 foreach(source ${tests})
     get_filename_component(name "${source}" NAME_WE)
     add_executable(${name} "${source}")

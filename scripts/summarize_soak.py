@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 from report import environment, model_file, save, table
-from texts import prose
+from texts import book
 
 MIB = 1 << 20
 SHORT_CHARACTERS = 8800  # about 2,000 tokens
@@ -30,7 +30,7 @@ def main() -> None:
     model = model_file(args.model)
     lines, answers, results = [], [], []
     with tempfile.TemporaryDirectory() as folder:
-        for name, text in (("topics-2000.txt", prose()[:SHORT_CHARACTERS]), ("topics.txt", prose())):
+        for name, text in (("topics-2000.txt", book()[:SHORT_CHARACTERS]), ("topics.txt", book())):
             path = Path(folder) / name
             path.write_text(text, encoding="utf-8")
             found, seconds, peak = run(model, path, args.budget)

@@ -8,13 +8,26 @@ import pydoc_data.topics
 import textwrap
 from pathlib import Path
 
-__all__ = ["code", "prose"]
+__all__ = ["book", "code", "prose"]
+
+
+def book() -> str:
+    """The language reference as pydoc shows it, grammar and examples included: about 465,000 characters."""
+    topics = pydoc_data.topics.topics
+    return "\n\n".join(topics[name].strip() for name in sorted(topics))
 
 
 def prose() -> str:
-    """The language reference as pydoc shows it: about 465,000 characters of English."""
-    topics = pydoc_data.topics.topics
-    return "\n\n".join(topics[name].strip() for name in sorted(topics))
+    """Its paragraphs of running English: no grammar, no examples, no headings, each paragraph on one line."""
+    seen: set[str] = set()  # several topics quote the same section
+    kept = []
+    for paragraph in book().split("\n\n"):
+        lines = paragraph.splitlines()
+        is_running = len(lines) > 1 and all(line[:1].strip() for line in lines)
+        if is_running and "::=" not in paragraph and paragraph not in seen and not set(lines[1]) <= set("*=-~"):
+            seen.add(paragraph)
+            kept.append(" ".join(lines))
+    return "\n\n".join(kept)
 
 
 def code() -> str:
@@ -36,5 +49,5 @@ def code() -> str:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=textwrap.dedent(__doc__ or ""))
-    parser.add_argument("which", choices=["prose", "code"])
-    print({"prose": prose, "code": code}[parser.parse_args().which]())
+    parser.add_argument("which", choices=["book", "prose", "code"])
+    print({"book": book, "prose": prose, "code": code}[parser.parse_args().which]())

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <memory>
 
 using namespace h2og;
@@ -19,7 +20,6 @@ namespace {
 struct Node {
     Attention shape;                        // sizes, types and scales; pointers are filled in when it is computed
     std::unique_ptr<FusedAttention> fused;  // nullptr: reference
-    bool  wants_scores;
     float * scores;                         // of the first stream of the graph
 };
 
