@@ -20,7 +20,7 @@ from h2o_gguf.errors import (
     NativeError,
     OptionError,
 )
-from h2o_gguf.eviction import Evictor, NativeCache, Span, check_pins
+from h2o_gguf.eviction import Evictor, NativeCache, Span, check_pins, room_failure
 from h2o_gguf.policies import Policy
 from h2o_gguf.protocols import UNBOUNDED, Logits, Progress, Sampler
 from h2o_gguf.report import KVReport
@@ -371,7 +371,7 @@ class Engine:
         if code == 0:
             return self.context.logits(len(tokens) if all_logits else 1)
         is_policys = self._evictor is not None and self._evictor.has_error
-        reason = _room_failure() if code == DECODE_NO_VICTIMS and not is_policys else ""
+        reason = room_failure() if code == DECODE_NO_VICTIMS and not is_policys else ""
         self._settle()
         self._raise_policy_error()
         if reason:
@@ -394,9 +394,3 @@ def _context(ctx: Any, model: Any) -> Context:
     from h2o_gguf.context import Context
 
     return Context(ctx, model)
-
-
-def _room_failure() -> str:
-    from h2o_gguf.bindings.library import last_error
-
-    return last_error() or "the native part gives no reason"

@@ -12,7 +12,7 @@ from h2o_gguf.errors import BudgetError
 from h2o_gguf.policies import Policy, ask
 from h2o_gguf.view import CacheView
 
-__all__ = ["Evictor", "NativeCache", "Span", "check_pins"]
+__all__ = ["Evictor", "NativeCache", "Span", "check_pins", "room_failure"]
 
 Span = tuple[int, int]  # half-open, positions
 
@@ -106,3 +106,10 @@ def check_pins(pins: Sequence[Span], policy: Policy) -> tuple[Span, ...]:
             n_pinned=n_pinned,
         )
     return spans
+
+
+def room_failure() -> str:
+    """Why the native part could not make room; to be asked right after the decode that failed."""
+    from h2o_gguf.bindings.library import last_error
+
+    return last_error() or "the native part gives no reason"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import inspect
 import logging
 import os
@@ -221,7 +222,9 @@ class H2OLlama(LowLevel, Completions, Sessions, high.Llama):  # type: ignore[mis
         verdict = support(shape)
         if verdict.can_evict:
             limit = verdict.n_pos_max
-            return plan_sizes(options, shape.n_ctx_train, limit, can_renumber=verdict.can_renumber)
+            return plan_sizes(
+                options, shape.n_ctx_train, limit, can_renumber=verdict.can_renumber, n_swa=shape.n_swa
+            )
         if not options.is_default:
             raise UnsupportedModelError(shape.architecture, verdict.reason)
         logger.warning("%s: nothing will be evicted: %s", self.model_path, verdict.reason)
@@ -318,7 +321,8 @@ class H2OLlama(LowLevel, Completions, Sessions, high.Llama):  # type: ignore[mis
         self.close()
 
     def __del__(self) -> None:
-        self.close()
+        with contextlib.suppress(Exception):  # at interpreter exit modules may be gone
+            self.close()
 
     def __getstate__(self) -> dict[str, Any]:
         """What a copy in another process is made with; the sequence stays here."""

@@ -13,6 +13,7 @@ __all__ = ["N_BATCH", "CacheOptions", "Sizes", "plan_sizes"]
 
 N_BATCH = 512
 N_BATCH_MIN = 32
+N_BATCH_SWA = 64
 PAD = 256  # llama.cpp rounds the cells of a cache up to a multiple of this
 
 
@@ -75,7 +76,12 @@ class Sizes:
 
 
 def plan_sizes(
-    options: CacheOptions, n_ctx_train: int, n_pos_limit: int | None = None, *, can_renumber: bool = True
+    options: CacheOptions,
+    n_ctx_train: int,
+    n_pos_limit: int | None = None,
+    *,
+    can_renumber: bool = True,
+    n_swa: int = 0,
 ) -> Sizes:
     """Return the sizes of a context for a model trained on n_ctx_train tokens.
 
@@ -85,6 +91,8 @@ def plan_sizes(
 
     n_pos_limit : positions the model can be asked for; None: n_ctx_train. can_renumber : whether keys can be
         moved to new positions; if not, a sequence ends at n_pos_limit.
+
+    n_swa : the window of layers that keep a sliding window of their own; it and a batch must fit the cells.
 
     Raises: OptionError, BudgetError, with the numbers.
     """
@@ -99,7 +107,8 @@ def plan_sizes(
     n_ubatch = min(_n_batch(options, min(N_BATCH, max(N_BATCH_MIN, policy.budget))), n_ctx)
     overhead = max(n_ubatch, block)
     if not can_renumber:
-        return Sizes(policy, n_ctx, _pad(policy.budget + overhead), n_ubatch, block, limit, can_renumber)
+        n_cells = _pad(max(policy.budget + overhead, n_swa + n_ubatch))
+        return Sizes(policy, n_ctx, n_cells, n_ubatch, block, limit, can_renumber)
     # Positions are made consecutive while a whole batch lies beside the budget, so both must fit.
     if policy.budget + overhead > limit:
         if not is_given:
@@ -120,7 +129,14 @@ def plan_sizes(
                 )
     n_pos_max = max(min(n_ctx, limit), policy.budget + overhead)
     block = min(block, overhead)
-    return Sizes(policy, n_ctx, _pad(policy.budget + overhead), n_ubatch, block, n_pos_max, can_renumber)
+    n_cells = _pad(policy.budget + overhead)
+    if n_swa + n_ubatch > n_cells:
+        if options.n_batch is None and options.n_ubatch is None:
+            n_ubatch = min(
+                n_ubatch, max(N_BATCH_SWA, n_cells - n_swa)
+            )  # rather a small batch than more cells
+        n_cells = max(n_cells, _pad(n_swa + n_ubatch))
+    return Sizes(policy, n_ctx, n_cells, n_ubatch, block, n_pos_max, can_renumber)
 
 
 def _policy(options: CacheOptions, n_ctx: int) -> tuple[Policy, bool]:

@@ -250,3 +250,9 @@ def test_overrides_of_metadata_reach_the_model(tmp_path: Path) -> None:
         assert llama.engine.tokens[0] != llama.token_bos()
     with pytest.raises(OptionError, match="kv_overrides"):
         open_tiny("llama", tmp_path, kv_overrides={"x": "y" * 200})
+
+
+def test_a_window_larger_than_the_budget_gets_the_cells_it_needs(tmp_path: Path) -> None:
+    with open_tiny("gemma3", tmp_path, build={"n_swa": 240}, kv_budget=32) as llama:
+        result = llama("abcdefgh" * 40, max_tokens=20, logit_bias=NO_END)
+        assert result["usage"]["completion_tokens"] == 20 and result["kv"]["used"] == 32

@@ -78,6 +78,16 @@ def test_learned_positions_need_no_room_beside_the_budget() -> None:
     assert budget(plan(1024, can_renumber=False, n_ctx=4096)) == 1024
 
 
+def test_a_sliding_window_and_a_batch_fit_the_cells() -> None:
+    def sizes(**options: Any) -> Sizes:
+        return plan_sizes(CacheOptions(**options), TRAIN, n_swa=512)
+
+    assert (sizes(kv_budget=384).n_cells, sizes(kv_budget=384).n_ubatch) == (768, 256)
+    assert (sizes(kv_budget=64).n_cells, sizes(kv_budget=64).n_ubatch) == (768, 64)
+    assert sizes(kv_budget=384, n_batch=384).n_cells == 1024, "a batch that was asked for stays"
+    assert sizes(kv_budget=2048).n_cells == 2560, "where there is room nothing changes"
+
+
 def test_without_eviction_the_context_is_the_limit() -> None:
     sizes = plan(policy="none", n_ctx=300)
     assert (sizes.policy, sizes.n_ctx, sizes.n_ubatch) == (None, 300, 300)
