@@ -121,6 +121,6 @@ def _cut(text: str, n: int) -> int:
             return at + 1
     at = n
     while (at := text.rfind(" ", lowest, at)) > 0:
-        if at + 1 < len(text) and text[at - 1].isalpha() and text[at + 1].isalpha():
+        if at + 1 < len(text) and not text[at - 1].isspace() and not text[at + 1].isspace():
             return at
     return n

@@ -1,0 +1,73 @@
+"""The chat session and the summarizer's tokenizing on a real model; skipped without it."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from llama_harness import english, open_llama
+
+from h2o_gguf.chat import ChatSession
+from h2o_gguf.documents import Document
+from h2o_gguf.pieces import Tokenizer
+from h2o_gguf.sampling import SamplingOptions
+
+GREEDY = SamplingOptions(temperature=0.0)
+
+
+@pytest.fixture
+def llm() -> Iterator[Any]:
+    with open_llama(kv_budget=256, n_ubatch=64, n_threads=1) as opened:
+        yield opened
+
+
+def positions(llm: Any) -> Any:
+    """int32[n_layer, n_head_kv, n_cells]"""
+    return np.array(llm.engine.cache.pos)
+
+
+def test_40_turns_in_a_budget_of_256_keep_the_system_message_in_every_head(llm: Any) -> None:
+    session = ChatSession(llm, system="You are a kind assistant named Bo.", sampling=GREEDY, max_tokens=12)
+    for i in range(40):
+        assert "".join(session.ask(f"Say something about the number {i}."))
+        assert session.report().used <= 256
+    assert session.report().evicted > 256
+    ((start, end),) = llm.engine.pins
+    text = llm.detokenize(llm.engine.tokens[start:end], special=True).decode()
+    assert text == "<|im_start|>system\nYou are a kind assistant named Bo.<|im_end|>\n<|im_start|>user\n"
+    kept = positions(llm)
+    for position in range(start, end):
+        assert (kept == position).any(axis=2).all()
+    assert len(session.messages) == 81
+
+
+def test_regenerate_inside_the_recent_window_reads_nothing_and_says_the_same(llm: Any) -> None:
+    session = ChatSession(llm, sampling=GREEDY, max_tokens=12)
+    for i in range(12):
+        reply = "".join(session.ask(f"Say something long about the number {i}."))
+    assert session.report().evicted > 0
+    assert "".join(session.regenerate()) == reply
+    assert session.last is not None and session.last.n_read == 0
+
+
+def test_regenerate_beyond_the_recent_window_reads_the_conversation_again(llm: Any) -> None:
+    session = ChatSession(llm, sampling=GREEDY, max_tokens=200)
+    n_past = 0
+    for _ in range(2):
+        "".join(session.ask("Tell me a long story about the sea, a fox and a lighthouse."))
+        n_past = llm.engine.n_past
+    assert "".join(session.regenerate())
+    assert session.last is not None and session.last.n_read + session.last.n_reused <= n_past
+    assert [m["role"] for m in session.messages] == ["user", "assistant"] * 2
+
+
+@pytest.mark.parametrize("n_chars", [200, 1_000, 5_000])
+def test_a_text_in_pieces_has_the_tokens_of_the_whole(llm: Any, n_chars: int) -> None:
+    text = english(40_000)
+    tokenizer = Tokenizer(llm)
+    document = Document(io.BytesIO(text.encode()), "text", None)
+    tokens = [t for piece in document.pieces(n_chars) for t in tokenizer.more(piece, special=False)]
+    assert tokens == tokenizer.more(text, special=False)
