@@ -69,10 +69,15 @@ typing:
 	@rm -rf build/typing && mkdir -p build/typing/h2o_gguf
 	@ln -s $(CURDIR)/h2o_gguf/* $(addprefix $(CURDIR)/,bindings cli models) build/typing/h2o_gguf/
 
-sanitize: .venv/tools.stamp ## native tests under AddressSanitizer and UndefinedBehaviorSanitizer
+# Python has to load the sanitizers' libraries first. CPython frees little at exit, so leaks are looked for natively only.
+SANITIZERS = $(shell c++ -print-file-name=libasan.so) $(shell c++ -print-file-name=libubsan.so)
+
+sanitize: setup ## native tests and tests/native under AddressSanitizer and UndefinedBehaviorSanitizer
 	$(BIN)/cmake -S . -B build/sanitize -G Ninja -DH2OG_SANITIZE=ON $(DEFINES) $(CMAKE_ARGS)
 	$(BIN)/cmake --build build/sanitize
 	$(BIN)/ctest --test-dir build/sanitize --output-on-failure --no-tests=ignore
+	LD_PRELOAD='$(SANITIZERS)' ASAN_OPTIONS=detect_leaks=0 H2O_GGUF_LIB_PATH=$(CURDIR)/build/sanitize/bin \
+		$(BIN)/python -m pytest tests/native
 
 wheel: .venv/tools.stamp ## a wheel for any x86-64 with AVX2, in dist
 	CMAKE_ARGS='$(DEFINES) -DGGML_NATIVE=OFF $(CMAKE_ARGS)' $(BIN)/python -m build --wheel --no-isolation \
