@@ -14,7 +14,7 @@ from h2o_gguf.cli.conversation import Conversation
 from h2o_gguf.cli.flags import expand_flags
 from h2o_gguf.cli.guard import guarded
 from h2o_gguf.cli.history import history_file
-from h2o_gguf.cli.opening import open_model
+from h2o_gguf.cli.opening import open_model, pinned_spans
 from h2o_gguf.cli.options import CacheFlags, ModelFlags, SamplingFlags
 from h2o_gguf.cli.prompts import read_text
 from h2o_gguf.cli.render import notice, show_bytes
@@ -78,6 +78,7 @@ def chat(
             sampling=sampling_options(sampling),
             seed=seed_of(sampling),
             max_tokens=max_tokens(sampling),
+            pin=pinned_spans(cache),
         )
         messages: MessageInput = LineInput()
         if is_terminal:

@@ -19,7 +19,7 @@ from h2o_gguf.models.catalog import DEFAULT_MODEL, entry
 if TYPE_CHECKING:
     from h2o_gguf.llama import H2OLlama
 
-__all__ = ["model_path", "open_model"]
+__all__ = ["model_path", "open_model", "pinned_spans"]
 
 ROOM = 512  # a batch beside the budget
 
@@ -54,8 +54,11 @@ def open_model(model: ModelFlags, cache: CacheFlags, default_budget: int) -> H2O
 
     Raises: what H2OLlama raises.
     """
+    pinned_spans(cache)
     path = model_path(model.model)
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    if not model.verbose:
+        logging.getLogger("h2o_gguf.native").setLevel(logging.ERROR)
     from h2o_gguf.llama import H2OLlama
 
     evicts = cache.policy.strip().lower() != "none"
@@ -76,8 +79,23 @@ def open_model(model: ModelFlags, cache: CacheFlags, default_budget: int) -> H2O
         flash_attn=_is_on(model.flash_attn),
         type_k=cache.cache_type_k,
         type_v=cache.cache_type_v,
+        swa_full=False,  # as llama.cpp's own programs: windowed layers keep their window
         verbose=model.verbose,
     )
+
+
+def pinned_spans(cache: CacheFlags) -> list[tuple[int, int]]:
+    """The spans of --pin.  Raises: OptionError, one is no span."""
+    return [span for text in cache.pin or () if (span := _span(text)) is not None]
+
+
+def _span(text: str) -> tuple[int, int] | None:
+    if text == "system":  # the Python API's word for what is pinned here in any case
+        return None
+    start, _, end = text.partition(":")
+    if not (start.isdecimal() and end.isdecimal() and int(start) < int(end)):
+        raise OptionError(f"--pin is {text!r}: it must be FROM:TO, such as 0:40", "pin")
+    return int(start), int(end)
 
 
 def _default_budget(path: Path, ctx_size: int, budget: int) -> int | None:

@@ -109,6 +109,15 @@ class CacheFlags:
             help="Newest tokens that are always kept.",
         ),
     ] = None  # fmt: skip
+    pin: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option(
+            "--pin",
+            metavar="FROM:TO",
+            show_default="the system message",
+            help="Positions, FROM up to TO, that are never evicted either; may be given again.",
+        ),
+    ] = None
     cache_type_k: Annotated[
         str,
         typer.Option(

@@ -11,7 +11,7 @@ import typer
 from h2o_gguf.cli.flags import expand_flags
 from h2o_gguf.cli.guard import guarded
 from h2o_gguf.cli.interrupt import cancel_on_interrupt
-from h2o_gguf.cli.opening import open_model
+from h2o_gguf.cli.opening import open_model, pinned_spans
 from h2o_gguf.cli.options import CacheFlags, ModelFlags, SamplingFlags
 from h2o_gguf.cli.prompts import gather_prompt
 from h2o_gguf.cli.render import evicted_line, notice, speed
@@ -93,6 +93,7 @@ def run(
             sampling=sampling_options(sampling),
             seed=seed_of(sampling),
             max_tokens=max_tokens(sampling),
+            pin=pinned_spans(cache),
             template=template,
         )
         _answer(session, question, as_json=as_json, verbose=model.verbose, model_path=str(llm.model_path))

@@ -11,7 +11,7 @@ import typer
 from h2o_gguf.cli.flags import expand_flags
 from h2o_gguf.cli.guard import guarded
 from h2o_gguf.cli.interrupt import cancel_on_interrupt
-from h2o_gguf.cli.opening import open_model
+from h2o_gguf.cli.opening import open_model, pinned_spans
 from h2o_gguf.cli.options import CacheFlags, ModelFlags, SamplingFlags
 from h2o_gguf.cli.progress import LateBar
 from h2o_gguf.cli.prompts import open_document, warn_replaced
@@ -90,6 +90,7 @@ def summarize(
                 sampling=sampling_options(sampling),
                 seed=seed_of(sampling),
                 max_tokens=max_tokens(sampling),
+                pin=pinned_spans(cache),
                 progress=lambda p: bar.update(p.n_read, p.n_total),
                 on_text=write,
                 cancel=cancel,

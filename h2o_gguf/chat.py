@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,6 +23,7 @@ __all__ = ["Attachment", "ChatSession", "Progress", "Turn"]
 Progress = Callable[[int, int], None]
 
 N_PREDICT = 2048  # a bounded cache never ends a reply by being full, so something else must
+N_UNSAVED = 256  # a longer message is worth a copy of the cache before it, in case its reading is cancelled
 SEEDS = 1 << 32
 
 
@@ -69,9 +70,13 @@ class ChatSession:
         sampling: SamplingOptions | None = None,
         seed: int | None = None,
         max_tokens: int | None = N_PREDICT,
+        pin: Sequence[tuple[int, int]] = (),
         template: ChatTemplate | None = None,
     ) -> None:
-        """llm : H2OLlama.  seed : None draws anew each time.  max_tokens : of a reply; None no limit."""
+        """llm : H2OLlama.  seed : None draws anew each time.  max_tokens : of a reply; None no limit.
+
+        pin : half-open spans of positions that are never evicted either.
+        """
         self.template = template or ChatTemplate.of(llm)
         self.sampling = sampling or SamplingOptions()
         self.seed = seed
@@ -80,6 +85,8 @@ class ChatSession:
         self.last: Turn | None = None
         self.n_tokens_read = 0
         self.n_tokens_written = 0
+        self._llm = llm
+        self._pin = list(pin)
         self._engine = llm.engine
         self._tokenizer = Tokenizer(llm)
         self._attachments: list[Attachment] = []
@@ -217,16 +224,19 @@ class ChatSession:
         n_before = self._engine.n_past
         added = self._added(prompt)
         if added is not None:
+            # Reading much evicts what a rollback would need.
+            saved = self._llm.save_state() if self._engine.policy and len(added) > N_UNSAVED else None
             try:
                 self._engine.prefill(added, progress=progress, cancel=cancel)
             except BaseException:
-                self._engine.rollback(n_before)
+                if not self._engine.rollback(n_before) and saved is not None:
+                    self._llm.load_state(saved)
                 raise
             self._prompt = prompt
             return len(added), n_before
         self._prompt = None
         tokens = self._tokenizer.first(prompt, self._contents(self.messages))
-        pins = self._pins(prompt, tokens)
+        pins = [*self._pins(prompt, tokens), *self._pin]
         n_reused = self._engine.sync(tokens, pins=pins, progress=progress, cancel=cancel)
         self._prompt = prompt
         return self._engine.n_past - n_reused, n_reused

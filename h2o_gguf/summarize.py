@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -69,6 +69,7 @@ def summarize(
     sampling: SamplingOptions = SAMPLING,
     seed: int | None = None,
     max_tokens: int | None = 512,
+    pin: Sequence[tuple[int, int]] = (),
     template: ChatTemplate | None = None,
     progress: Callable[[ReadingProgress], None] | None = None,
     on_text: Callable[[str], None] | None = None,
@@ -81,6 +82,7 @@ def summarize(
     four bytes or so a token of bookkeeping.
 
     llm : H2OLlama; its sequence is replaced.  on_text : gets the answer piece by piece.
+    pin : half-open spans of positions that are never evicted either.
 
     Raises: Cancelled while reading; BudgetError, instruction and question do not fit; ContextOverflowError,
         the document does not fit and nothing may be evicted; OptionError, it is empty or no text.
@@ -93,13 +95,13 @@ def summarize(
     engine.pins = []
     first = tokenizer.first(head)
     last = tokenizer.more(tail)
-    _check_fits(engine, len(first) + len(last))
-    engine.pins = [(0, len(first))]
+    _check_fits(engine, len(first) + len(last) + sum(end - start for start, end in pin))
+    engine.pins = [(0, len(first)), *pin]
     engine.prefill(first, cancel=cancel)
     reading.read()
     if reading.n_tokens == 0:
         raise OptionError(f"{document.name!r} is empty: there is nothing to summarize", "file")
-    engine.pins = [(0, len(first)), (engine.n_past, engine.n_past + len(last))]
+    engine.pins = [(0, len(first)), (engine.n_past, engine.n_past + len(last)), *pin]
     engine.prefill(last, cancel=cancel)
     reading.end()
     n_read, read_s = engine.n_past, reading.seconds

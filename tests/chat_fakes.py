@@ -147,6 +147,12 @@ class FakeLlama:
             at += len(name) if name else 1
         return tokens
 
+    def save_state(self) -> list[int]:
+        return list(self.engine.tokens)
+
+    def load_state(self, state: list[int]) -> None:
+        self.engine.tokens[:] = state
+
     @property
     def says(self) -> str:
         """The text of the sequence, control tokens included."""

@@ -37,6 +37,11 @@ def test_a_prompt_is_needed_and_only_one(cli: RunCli) -> None:
     assert_refused(cli("run", "--raw", "-sys", "x", "-p", "y"), 2, "contradict")
 
 
+def test_a_pin_is_a_span(cli: RunCli) -> None:
+    for text in ("all", "5", "9:5", "-1:5"):
+        assert_refused(cli("run", f"--pin={text}", "-p", "hi"), 2, "FROM:TO")
+
+
 def test_files_that_cannot_be_read_are_usage_errors(cli: RunCli, home: Path) -> None:
     (home / "binary").write_bytes(b"GGUF\0\0")
     assert_refused(cli("run", "-f", "missing.txt"), 2, "missing.txt", "no such file")

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 from cli_harness import COMMAND, RunCli
+from harness import require_runtime
+from tiny_models import build
 
 QUICK = ("--temp", 0, "--kv-budget", 512, "-n", 8)
 
@@ -154,6 +156,26 @@ def test_inspect_reads_the_header_and_weighs_the_cache(cli: RunCli, model: Path)
     assert "evict        yes" in text.stdout and text.stderr == ""
     running = json.loads(cli("run", "-m", model, "--json", "-n", 1, "-p", "Hi", "--kv-budget", 1024).stdout)
     assert running["kv"]["bytes"] == facts["kv"]["budget_bytes"]
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma3", "gemma2", "phi3"])
+def test_inspect_weighs_what_the_runtime_allocates(cli: RunCli, home: Path, architecture: str) -> None:
+    require_runtime()
+    build(architecture, home / "tiny.gguf")
+    sizes = ("--kv-budget", 100, "-ub", 32, "--json")
+    facts = json.loads(cli("inspect", "tiny.gguf", *sizes).stdout)
+    done = cli("run", "-m", "tiny.gguf", *sizes, "--raw", "-n", 2, "-p", "Hi")
+    assert json.loads(done.stdout)["kv"]["bytes"] == facts["kv"]["budget_bytes"], done.stderr
+
+
+def test_a_model_without_a_kv_cache_is_explained_and_refused(cli: RunCli, home: Path) -> None:
+    require_runtime()
+    build("mamba", home / "tiny.gguf")
+    assert "evict        no: it has no KV cache" in cli("inspect", "tiny.gguf").stdout
+    done = cli("run", "-m", "tiny.gguf", "--kv-budget", 64, "-p", "Hi")
+    assert (done.returncode, done.stdout) == (3, "")
+    assert "no KV cache" in done.stderr
+    assert cli("run", "-m", "tiny.gguf", "--policy", "none", "--raw", "-n", 2, "-p", "Hi").returncode == 0
 
 
 def test_models_list_as_json_marks_the_default(cli: RunCli) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -61,6 +62,13 @@ def test_the_system_message_is_pinned_and_stays_pinned() -> None:
     assert text == "<s><|system|>Be brief.<|end|><|user|>"
     say(session, "second?")
     assert llm.engine.pins == [(start, end)]
+
+
+def test_spans_a_caller_pins_are_pinned_beside_the_system_message() -> None:
+    llm = FakeLlama("one")
+    session = ChatSession(llm, system="Be brief.", pin=[(15, 18)])
+    say(session, "first?")
+    assert llm.engine.pins == [(0, 13), (15, 18)]
 
 
 def test_a_system_message_in_the_middle_of_the_prompt_is_pinned_where_it_is() -> None:
@@ -134,6 +142,22 @@ def test_a_message_whose_reading_is_cancelled_is_taken_back(n_exact: int) -> Non
     assert [m["content"] for m in session.messages] == ["first?", "one"]
     assert say(session, "second?") == "two"
     assert llm.says == "<s><|user|>first?<|end|><|assistant|>one<|end|><|user|>second?<|end|><|assistant|>two"
+
+
+def test_cancelling_a_long_message_costs_nothing_that_was_read_before() -> None:
+    llm = FakeLlama("one", "two", n_exact=3)
+    llm.engine.policy = SimpleNamespace(n_recent=3, budget=64)
+    session = ChatSession(llm)
+    say(session, "first?")
+    before = list(llm.engine.tokens)
+    llm.engine.cancel_at = llm.engine.n_past + 500
+    with pytest.raises(Cancelled):
+        say(session, "x" * 1000)
+    assert llm.engine.tokens == before
+    n_decoded = llm.engine.n_decoded
+    say(session, "second?")
+    assert session.last is not None and session.last.n_reused == len(before)
+    assert llm.engine.n_decoded - n_decoded < 40
 
 
 def test_a_message_that_does_not_fit_is_taken_back_and_a_shorter_one_works() -> None:

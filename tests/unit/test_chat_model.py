@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 from llama_harness import english, open_llama
 
+from h2o_gguf.cancel import CancelToken
 from h2o_gguf.chat import ChatSession
 from h2o_gguf.documents import Document
+from h2o_gguf.errors import Cancelled
 from h2o_gguf.pieces import Tokenizer
 from h2o_gguf.sampling import SamplingOptions
 
@@ -62,6 +64,27 @@ def test_regenerate_beyond_the_recent_window_reads_the_conversation_again(llm: A
     assert "".join(session.regenerate())
     assert session.last is not None and session.last.n_read + session.last.n_reused <= n_past
     assert [m["role"] for m in session.messages] == ["user", "assistant"] * 2
+
+
+def test_a_cancelled_document_leaves_the_conversation_as_it_was(llm: Any) -> None:
+    replies = []
+    for is_cancelled in (False, True):
+        session = ChatSession(llm, sampling=GREEDY, max_tokens=12)
+        llm.engine.reset()
+        for i in range(10):
+            list(session.ask(f"Say something about the number {i}."))
+        if is_cancelled:
+            cancel = CancelToken()
+
+            def stop(n: int, _: int, cancel: CancelToken = cancel) -> None:
+                if n > 400:
+                    cancel.cancel()
+
+            with pytest.raises(Cancelled):
+                list(session.ask(english(8_000), progress=stop, cancel=cancel))
+        replies.append("".join(session.ask("And now?")))
+        assert session.last is not None and session.last.n_reused > 256
+    assert replies[0] == replies[1]
 
 
 @pytest.mark.parametrize("n_chars", [200, 1_000, 5_000])
