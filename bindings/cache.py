@@ -28,7 +28,8 @@ class NativeView:
 
     scores : float32[n_layer, n_head_kv, n_cells]. pos, rope_pos : int32 of the same shape, -1 empty.
     n_used : entries per KV head. n_past : next position. decay : per token. layer_ids : model layers.
-    The arrays are read-only views of native memory: valid until the next call on the cache, so copy what must last.
+    The arrays are read-only views of native memory, valid until the next call on the cache: copy what must
+    last.
     """
 
     scores: NDArray[np.float32]
@@ -119,7 +120,9 @@ class KVCache:
     @staticmethod
     def _make_params(budget: int, block: int, decay: float, attention: str, n_pos_max: int) -> Any:
         if attention not in ATTENTIONS:
-            raise OptionError(f"attention is {attention!r}: it must be one of {', '.join(ATTENTIONS)}", "attention")
+            raise OptionError(
+                f"attention is {attention!r}: it must be one of {', '.join(ATTENTIONS)}", "attention"
+            )
         params = ffi.new("h2og_params *")
         params.budget, params.block, params.decay = budget, block, decay
         params.attention, params.n_pos_max = ATTENTIONS.index(attention), n_pos_max
@@ -174,14 +177,17 @@ class KVCache:
         return self.info.kv_bytes
 
     def view(self) -> NativeView:
-        """Return the present picture, after waiting for the backends.  Valid until the next call, at most until close()."""
+        """Return the present picture, after waiting for the backends.
+
+        Valid until the next call, at most until close().
+        """
         out = ffi.new("h2og_view *")
         check(self._lib.h2og_get_view(self.handle, self._seq, out))
         return _view(out)
 
     @property
     def scores(self) -> NDArray[np.float32]:
-        """float32[n_layer, n_head_kv, n_cells], read-only: the decayed sum of attention mass of each entry."""
+        """float32[n_layer, n_head_kv, n_cells], read-only: the decayed attention mass of each entry."""
         return self.view().scores
 
     @property
@@ -228,18 +234,20 @@ class KVCache:
 
     # Eviction
 
-    def set_params(self, *, budget: int, block: int, decay: float, attention: str = "auto", n_pos_max: int = 0) -> None:
+    def set_params(
+        self, *, budget: int, block: int, decay: float, attention: str = "auto", n_pos_max: int = 0
+    ) -> None:
         """Change what was given to the constructor.  Raises as it does."""
         self._params = self._make_params(budget, block, decay, attention, n_pos_max)
         check(self._lib.h2og_set_params(self.handle, self._params))
 
     def set_query_weights(self, weights: NDArray[np.float32] | None) -> None:
-        """Set the weights of the next batch's queries in the scores, float32[n], in batch order; None: all 1."""
+        """Set the weights of the next batch's queries in the scores: float32[n], batch order; None: all 1."""
         w = np.ascontiguousarray([] if weights is None else weights, dtype=np.float32)
         check(self._lib.h2og_set_query_weights(self.handle, ffi.from_buffer("float[]", w), len(w)))
 
     def set_policy(self, fn: Callable[[NativeView, int], NDArray[np.int32]] | None) -> None:
-        """Set who names victims: fn(view, n) -> int32[n_layer, n_head_kv, n], called from inside llama_decode.
+        """Set who names victims: fn(view, n) -> int32[n_layer, n_head_kv, n], called inside llama_decode.
 
         What fn raises makes that llama_decode fail with DECODE_FAILED, and `raised()` returns it.
         """
@@ -250,7 +258,9 @@ class KVCache:
                 return POLICY_RAISED
             victims = np.ascontiguousarray(fn(_view(native), n))
             if victims.shape != (*shape, n) or not np.issubdtype(victims.dtype, np.integer):
-                raise PolicyError(f"it returned {victims.dtype}{list(victims.shape)} instead of int32{[*shape, n]}")
+                raise PolicyError(
+                    f"it returned {victims.dtype}{list(victims.shape)} instead of int32{[*shape, n]}"
+                )
             target = np.frombuffer(ffi.buffer(out, victims.size * 4), dtype=np.int32)
             target[:] = victims.astype(np.int32, copy=False).ravel()
             return 0
@@ -258,7 +268,7 @@ class KVCache:
         self._install("policy", "h2og_policy_fn", call if fn is not None else None, POLICY_RAISED)
 
     def set_observer(self, fn: Callable[[NativeView, int], None] | None) -> None:
-        """Set who watches: fn(view, n_tokens), called after each computed ubatch.  What it raises, `raised()` returns."""
+        """Set who watches: fn(view, n_tokens), called after each ubatch.  `raised()` returns what it raises."""
 
         def call(_user: Any, native: Any, n_tokens: int) -> None:
             if fn is not None:
@@ -292,10 +302,15 @@ class KVCache:
             raise
 
     def evict(self, victims: NDArray[np.int32]) -> None:
-        """Evict victims, int32[n_layer, n_head_kv, n] cells, now.  Raises: PolicyError, a cell cannot be evicted."""
+        """Evict victims, int32[n_layer, n_head_kv, n] cells, now.
+
+        Raises: PolicyError, a cell cannot be evicted.
+        """
         v = np.ascontiguousarray(victims, dtype=np.int32)
         if v.ndim != 3 or v.shape[:2] != (self.n_layer, self.n_head_kv):
-            raise PolicyError(f"victims have shape {list(v.shape)} instead of {[self.n_layer, self.n_head_kv, 'n']}")
+            raise PolicyError(
+                f"victims have shape {list(v.shape)} instead of {[self.n_layer, self.n_head_kv, 'n']}"
+            )
         check(self._lib.h2og_evict(self.handle, self._seq, ffi.from_buffer("int32_t[]", v), v.shape[2]))
 
     def make_room(self, n_keep: int) -> int:
@@ -313,13 +328,16 @@ class KVCache:
     # Contents
 
     def keys(self, layer: int) -> NDArray[np.float32]:
-        """Return the keys of a layer (0 .. n_layer - 1) as attention sees them: float32[n_head_kv, n_cells, head_dim_k]."""
+        """Return the keys of a layer, 0 .. n_layer - 1: float32[n_head_kv, n_cells, head_dim_k]."""
         out = np.empty((self.n_head_kv, self.n_cells, self.info.head_dim_k), dtype=np.float32)
         check(self._lib.h2og_read_keys(self.handle, self._seq, layer, ffi.from_buffer("float[]", out)))
         return out
 
     def values(self, layer: int) -> NDArray[np.float32]:
-        """Return the values of a layer: float32[n_head_kv, n_cells, head_dim_v].  Raises: UnsupportedModelError, MLA."""
+        """Return the values of a layer: float32[n_head_kv, n_cells, head_dim_v].
+
+        Raises: UnsupportedModelError, the values are part of the keys (MLA).
+        """
         out = np.empty((self.n_head_kv, self.n_cells, self.info.head_dim_v), dtype=np.float32)
         check(self._lib.h2og_read_values(self.handle, self._seq, layer, ffi.from_buffer("float[]", out)))
         return out
@@ -332,8 +350,13 @@ class KVCache:
         return bytes(ffi.buffer(out, size))
 
     def load(self, data: bytes) -> None:
-        """Restore what save() returned, after llama.cpp restored its own state.  Raises: StateFileError, it does not fit."""
-        check(self._lib.h2og_state_load(self.handle, self._seq, ffi.from_buffer("uint8_t[]", data), len(data)))
+        """Restore what save() returned, after llama.cpp restored its own state.
+
+        Raises: StateFileError, it does not fit.
+        """
+        check(
+            self._lib.h2og_state_load(self.handle, self._seq, ffi.from_buffer("uint8_t[]", data), len(data))
+        )
 
 
 def _view(native: Any) -> NativeView:

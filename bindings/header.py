@@ -24,7 +24,9 @@ def find_header() -> Path:
     for path in candidates:
         if path.is_file():
             return path
-    raise FileNotFoundError("h2og.h is missing from the installed package: " + ", ".join(map(str, candidates)))
+    raise FileNotFoundError(
+        "h2og.h is missing from the installed package: " + ", ".join(map(str, candidates))
+    )
 
 
 def make_ffi(header: Path) -> FFI:

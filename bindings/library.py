@@ -80,7 +80,7 @@ def _load_llama_cpp(folder: Path) -> Path:
             sys.path.remove(path)
     if module.__version__ != LLAMA_CPP_VERSION:
         raise LibraryError(
-            f"llama-cpp-python {module.__version__} is installed; this runtime is built from {LLAMA_CPP_VERSION}: "
+            f"llama-cpp-python {module.__version__} is installed, this runtime needs {LLAMA_CPP_VERSION}: "
             f"pip install llama-cpp-python=={LLAMA_CPP_VERSION}"
         )
     loaded = Path(low._lib._name)
@@ -104,12 +104,16 @@ def lib() -> Any:
     except OSError as error:
         raise LibraryError(f"the native runtime {path} cannot be loaded: {error}") from error
     if not hasattr(probe, OURS):
-        raise LibraryError(f"{path} is a stock llama.cpp without eviction: build this package's runtime (`make setup`)")
+        raise LibraryError(
+            f"{path} is a stock llama.cpp without eviction: build this package's runtime (`make setup`)"
+        )
     loaded = _load_llama_cpp(path.parent)
     library = ffi.dlopen(str(loaded))
     found, wanted = _text(library.h2og_version()), expected_version()
     if found != wanted:
-        raise LibraryError(f"the native runtime {loaded} is version {found}, this package needs {wanted}: run `make setup`")
+        raise LibraryError(
+            f"the native runtime {loaded} is version {found}, this package needs {wanted}: run `make setup`"
+        )
     return library
 
 

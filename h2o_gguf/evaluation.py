@@ -39,8 +39,8 @@ class Fidelity:
     """One policy at one budget against the full cache.
 
     perplexity : over n_scored tokens. ratio : perplexity over the full cache's; low, high : its 95 % interval
-    (paired block bootstrap). kl : mean KL(full || policy) in nats. top1 : share of positions with the same most
-    likely token. n_evicted : entries evicted per KV head.
+    (paired block bootstrap). kl : mean KL(full || policy) in nats. top1 : share of positions with the same
+    most likely token. n_evicted : entries evicted per KV head.
     """
 
     policy: str
@@ -63,7 +63,8 @@ class Fidelity:
 def log_probs(logits: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return log softmax of each row: float32[n, n_vocab]."""
     shifted = logits - logits.max(-1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+    out: NDArray[np.float32] = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+    return out
 
 
 def rows(
@@ -97,7 +98,11 @@ def read_full(
     llm : without eviction. n_start : first scored position.
     """
     logp = np.concatenate(
-        [part[max(0, n_start - pos) :] for pos, part in rows(llm, tokens, progress) if pos + len(part) > n_start]
+        [
+            part[max(0, n_start - pos) :]
+            for pos, part in rows(llm, tokens, progress)
+            if pos + len(part) > n_start
+        ]
     )[:-1]
     nexts = np.asarray(tokens[n_start + 1 :])
     return FullCache(n_start, logp, -logp[np.arange(len(nexts)), nexts].astype(np.float64))

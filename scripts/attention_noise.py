@@ -33,13 +33,14 @@ def main() -> None:
     parser.add_argument("model", nargs="?", help="a GGUF file; the default model if left out")
     parser.add_argument("-n", type=int, default=1024, help="tokens read")
     parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--threads", type=int, help="default: the physical cores")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     model = model_file(args.model)
     logp: dict[str, NDArray[np.float32]] = {}
     for name, options in VARIANTS.items():
         size = {"n_ctx": args.n + args.batch} if "policy" in options else {"kv_budget": args.n + args.batch}
-        with H2OLlama(model, n_batch=args.batch, **size, **options) as llm:
+        with H2OLlama(model, n_batch=args.batch, **size, **options, n_threads=args.threads) as llm:
             tokens = llm.tokenize(prose().encode())[: args.n]
             logp[name] = np.concatenate([part for _, part in rows(llm, tokens)])
     first, second = list(VARIANTS)[:2]
@@ -47,7 +48,9 @@ def main() -> None:
     lines = []
     for name, ours in logp.items():
         perplexity = math.exp(-ours[np.arange(len(nexts)), nexts].astype(np.float64).mean())
-        lines.append([name, f"{perplexity:.3f}", *(f"{distance(logp[other], ours):.5f}" for other in (first, second))])
+        lines.append(
+            [name, f"{perplexity:.3f}", *(f"{distance(logp[other], ours):.5f}" for other in (first, second))]
+        )
     body = table(["attention", "perplexity", "KL from the first", "KL from the second"], lines)
     save(args.out, body, {"environment": environment(model), "n": args.n, "rows": lines})
 

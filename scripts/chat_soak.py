@@ -1,6 +1,6 @@
 """A chat of 200 turns in a fixed budget: memory must not grow after the first fill, every reply must arrive.
 
-    python scripts/chat_soak.py [MODEL] [--turns 200] [--budget 1024] [--out docs/figures/chat]
+python scripts/chat_soak.py [MODEL] [--turns 200] [--budget 1024] [--out docs/figures/chat]
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=200)
     parser.add_argument("--budget", type=int, default=1024)
     parser.add_argument("--predict", type=int, default=80, help="most tokens of a reply")
+    parser.add_argument("--threads", type=int, help="default: the physical cores")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     model = model_file(args.model)
@@ -45,7 +46,7 @@ def main() -> None:
     process = psutil.Process()
     samples: list[tuple[int, int, int, int, int]] = []  # turn, n_past, used, evicted, rss
     n_replies, started = 0, time.monotonic()
-    with H2OLlama(model, kv_budget=args.budget, seed=1) as llm:
+    with H2OLlama(model, kv_budget=args.budget, seed=1, n_threads=args.threads) as llm:
         session = ChatSession(
             llm, system=SYSTEM, sampling=SamplingOptions(temperature=0.7), seed=1, max_tokens=args.predict
         )
@@ -77,7 +78,11 @@ def main() -> None:
         "time": f"{seconds:.0f} s",
     }
     body = table(["", ""], list(facts.items()))
-    save(args.out, body, {"environment": environment(model, seconds=seconds), "facts": facts, "samples": samples})
+    save(
+        args.out,
+        body,
+        {"environment": environment(model, seconds=seconds), "facts": facts, "samples": samples},
+    )
 
 
 if __name__ == "__main__":

@@ -10,8 +10,7 @@ import json
 import time
 from pathlib import Path
 
-from report import environment, model_file, save, table
-from rich.progress import Progress
+from report import arguments, environment, model_file, progress, save, table
 from texts import code, prose
 
 from h2o_gguf import H2OLlama, policies
@@ -35,6 +34,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=64, help="tokens read between evictions")
     parser.add_argument("--share", type=float, nargs="+", default=[0.1, 0.2], help="budgets as shares of -n")
     parser.add_argument("--text", nargs="+", default=["prose", "code"], choices=["prose", "code"])
+    parser.add_argument("--threads", type=int, help="default: the physical cores")
     parser.add_argument("--out", type=Path, help="writes PATH.md and PATH.json")
     args = parser.parse_args()
     model = model_file(args.model)
@@ -43,11 +43,12 @@ def main() -> None:
     for name in args.text:
         text = {"prose": prose, "code": code}[name]()
         # A budget that is never reached: the same kernel, nothing evicted.
-        with H2OLlama(model, kv_budget=args.n + args.batch, n_batch=args.batch) as llm:
+        with H2OLlama(
+            model, kv_budget=args.n + args.batch, n_batch=args.batch, n_threads=args.threads
+        ) as llm:
             tokens = llm.tokenize(text.encode())[: args.n]
-            with Progress(transient=True) as bar:
-                task = bar.add_task(f"{name}: full cache", total=args.n)
-                full = read_full(llm, tokens, args.start, lambda done, _: bar.update(task, completed=done))
+            with progress(f"{name}: full cache", args.n) as move:
+                full = read_full(llm, tokens, args.start, move)
             none = compare(llm, tokens, full)
         rows = [{**none.as_dict(), "policy": "none", "share": 1.0}]
         for share in args.share:
@@ -55,21 +56,16 @@ def main() -> None:
             for policy_name, knobs in RUNS:
                 policy = policies.make(policy_name, budget, **knobs)
                 with (
-                    H2OLlama(model, policy=policy, n_batch=args.batch) as llm,
-                    Progress(transient=True) as bar,
+                    H2OLlama(model, policy=policy, n_batch=args.batch, n_threads=args.threads) as llm,
+                    progress(f"{name}: {policy_name} {budget}", args.n) as move,
                 ):
-                    task = bar.add_task(f"{name}: {policy_name} {budget}", total=args.n)
-                    row = compare(llm, tokens, full, lambda done, _: bar.update(task, completed=done))
+                    row = compare(llm, tokens, full, move)
                 rows.append({**row.as_dict(), "share": share})
                 print(json.dumps(rows[-1]), flush=True)
         results[name] = rows
     facts = environment(model, seconds=time.monotonic() - started)
     text = "\n\n".join(f"**{name}**\n\n{render(rows)}" for name, rows in results.items())
-    save(
-        args.out,
-        text,
-        {"environment": facts, "arguments": vars(args) | {"out": str(args.out)}, "results": results},
-    )
+    save(args.out, text, {"environment": facts, "arguments": arguments(args), "results": results})
 
 
 def render(rows: list[dict[str, object]]) -> str:

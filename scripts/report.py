@@ -2,22 +2,39 @@
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import hashlib
 import json
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import date
 from pathlib import Path
+
+from rich.progress import Progress
 
 from h2o_gguf.bindings import version
 from h2o_gguf.models.catalog import resolve
 
-__all__ = ["environment", "model_file", "save", "table"]
+__all__ = ["arguments", "environment", "model_file", "progress", "save", "table"]
 
 
 def model_file(name: str | None) -> str:
     """Path of a GGUF file or of a catalog model."""
     return str(resolve(name))
+
+
+def arguments(args: argparse.Namespace) -> dict[str, object]:
+    """The arguments of a measurement, without paths."""
+    return {name: value for name, value in vars(args).items() if name not in ("model", "out")}
+
+
+@contextlib.contextmanager
+def progress(description: str, total: int) -> Iterator[Callable[[int, int], None]]:
+    """A bar on the terminal; yields what moves it, called with (done, total)."""
+    with Progress(transient=True) as bar:
+        task = bar.add_task(description, total=total)
+        yield lambda done, _total: bar.update(task, completed=done)
 
 
 def environment(model: str, **more: object) -> dict[str, object]:

@@ -1,6 +1,6 @@
 """100,000 tokens through a budget of 512: memory must stay flat, and perplexity too.
 
-    python scripts/stream_soak.py [MODEL] [-n 100000] [--budget 512] [--out docs/figures/stream]
+python scripts/stream_soak.py [MODEL] [-n 100000] [--budget 512] [--out docs/figures/stream]
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import psutil
-from report import environment, model_file, save, table
-from rich.progress import Progress
+from report import arguments, environment, model_file, progress, save, table
 from texts import prose
 
 from h2o_gguf import H2OLlama, policies
@@ -30,6 +29,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=64, help="tokens read between evictions")
     parser.add_argument("--bucket", type=int, default=8192)
     parser.add_argument("--policy", nargs="+", default=["h2o+", "streaming"])
+    parser.add_argument("--threads", type=int, help="default: the physical cores")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     model = model_file(args.model)
@@ -39,13 +39,14 @@ def main() -> None:
     facts: dict[str, dict[str, object]] = {}
     started = time.monotonic()
     for name in args.policy:
-        with H2OLlama(model, policy=policies.make(name, args.budget), n_batch=args.batch) as llm:
+        with H2OLlama(
+            model, policy=policies.make(name, args.budget), n_batch=args.batch, n_threads=args.threads
+        ) as llm:
             tokens = llm.tokenize(prose().encode())[: args.n]
             nll = np.empty(len(tokens) - 1)
             memory = []
-            with Progress(transient=True) as bar:
-                task = bar.add_task(name, total=len(tokens))
-                for pos, logp in rows(llm, tokens, lambda done, _: bar.update(task, completed=done)):
+            with progress(name, len(tokens)) as move:
+                for pos, logp in rows(llm, tokens, move):
                     nexts = tokens[pos + 1 : pos + 1 + len(logp)]
                     nll[pos : pos + len(nexts)] = -logp[np.arange(len(nexts)), nexts]
                     if pos // args.bucket == len(memory):
@@ -56,14 +57,22 @@ def main() -> None:
         rss[name] = memory
         facts[name] = {**kv.as_dict(), "perplexity": math.exp(nll.mean())}
     lines = [
-        [f"{i * args.bucket:,}", *(f"{perplexity[p][i]:.2f}" for p in perplexity), *(f"{rss[p][i]:.1f}" for p in rss)]
+        [
+            f"{i * args.bucket:,}",
+            *(f"{perplexity[p][i]:.2f}" for p in perplexity),
+            *(f"{rss[p][i]:.1f}" for p in rss),
+        ]
         for i in range(len(perplexity[args.policy[0]]))
     ]
     total = ["all", *(f"{facts[p]['perplexity']:.2f}" for p in facts), *("" for _ in facts)]
     head = ["from token", *(f"perplexity, {p}" for p in perplexity), *(f"RSS, {p} (MiB)" for p in rss)]
     body = table(head, [*lines, total])
     data = {"environment": environment(model, seconds=time.monotonic() - started), "facts": facts}
-    save(args.out, body, {**data, "arguments": vars(args) | {"out": ""}, "perplexity": perplexity, "rss_mib": rss})
+    save(
+        args.out,
+        body,
+        {**data, "arguments": arguments(args), "perplexity": perplexity, "rss_mib": rss},
+    )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """`h2o-gguf summarize` on a book and on a short text: time, memory, and the answers.
 
-    python scripts/summarize_soak.py [MODEL] [--budget 1024] [--out docs/figures/summarize]
+python scripts/summarize_soak.py [MODEL] [--budget 1024] [--out docs/figures/summarize]
 """
 
 from __future__ import annotations
@@ -48,7 +48,17 @@ def main() -> None:
 
 def run(model: str, path: Path, budget: int) -> tuple[dict[str, object], float, int]:
     """The command's JSON, its seconds, and the largest resident size seen, in bytes."""
-    command = [sys.executable, "-m", "h2o_gguf.cli", "summarize", str(path), "-m", model, "--kv-budget", str(budget)]
+    command = [
+        sys.executable,
+        "-m",
+        "h2o_gguf.cli",
+        "summarize",
+        str(path),
+        "-m",
+        model,
+        "--kv-budget",
+        str(budget),
+    ]
     started, peak = time.monotonic(), 0
     process = subprocess.Popen([*command, "--json"], stdout=subprocess.PIPE, text=True, cwd=path.parent)
     watched = psutil.Process(process.pid)

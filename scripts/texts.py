@@ -24,7 +24,12 @@ def prose() -> str:
     for paragraph in book().split("\n\n"):
         lines = paragraph.splitlines()
         is_running = len(lines) > 1 and all(line[:1].strip() for line in lines)
-        if is_running and "::=" not in paragraph and paragraph not in seen and not set(lines[1]) <= set("*=-~"):
+        if (
+            is_running
+            and "::=" not in paragraph
+            and paragraph not in seen
+            and not set(lines[1]) <= set("*=-~")
+        ):
             seen.add(paragraph)
             kept.append(" ".join(lines))
     return "\n\n".join(kept)

@@ -19,7 +19,7 @@ TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0":
 
 
 def require_runtime() -> Any:
-    """The module h2o_gguf.bindings with its library loaded; skips where there is none, unless it must be there."""
+    """The module h2o_gguf.bindings with its library loaded; skips where there is none and none must be."""
     from h2o_gguf import bindings
     from h2o_gguf.errors import LibraryError
 

@@ -11,12 +11,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from harness import opened, policy_of, random_tokens, require_runtime
+from tiny_models import ARCHITECTURES, build, native
+
 from h2o_gguf.errors import BudgetError, ClosedError, H2OError, OptionError, UnsupportedModelError
 from h2o_gguf.models.shape import read_shape
 from h2o_gguf.models.support import support
 from h2o_gguf.policies import make
-from harness import opened, policy_of, random_tokens, require_runtime
-from tiny_models import ARCHITECTURES, build, native
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
@@ -30,9 +31,8 @@ def test_every_architecture_evicts_or_is_refused_in_words(arch: str, tmp_path: P
             assert run.cache.n_evicted > 50
             assert run.cache.layer_ids == expected.layers == support(read_shape(path)).evicted_layers
         return
-    with pytest.raises(UnsupportedModelError) as refusal:
-        with opened(path, budget=48):
-            pass
+    with pytest.raises(UnsupportedModelError) as refusal, opened(path, budget=48):
+        pass
     assert len(str(refusal.value)) > 40
     assert not support(read_shape(path)).can_evict, "the header says so before anything is loaded"
 
@@ -50,7 +50,9 @@ def test_every_architecture_evicts_or_is_refused_in_words(arch: str, tmp_path: P
         ({"budget": 64, "attention": "magic"}, OptionError),
     ],
 )
-def test_illegal_parameters_are_errors(params: dict[str, object], error: type[Exception], tmp_path: Path) -> None:
+def test_illegal_parameters_are_errors(
+    params: dict[str, object], error: type[Exception], tmp_path: Path
+) -> None:
     path = build("llama", tmp_path / "m.gguf")
     with pytest.raises(error), opened(path, **params):
         pass
@@ -71,7 +73,10 @@ def test_two_contexts_share_nothing(tmp_path: Path) -> None:
         with opened(path, n_ubatch=32, budget=64, block=8) as run:
             policy_of(run, make("h2o+", 64))
             alone.append(run.feed(tokens, 10))
-    with opened(paths[0], n_ubatch=32, budget=64, block=8) as a, opened(paths[1], n_ubatch=32, budget=64, block=8) as b:
+    with (
+        opened(paths[0], n_ubatch=32, budget=64, block=8) as a,
+        opened(paths[1], n_ubatch=32, budget=64, block=8) as b,
+    ):
         policy_of(a, make("h2o+", 64))
         policy_of(b, make("h2o+", 64))
         got: list[list[np.ndarray]] = [[], []]
@@ -133,7 +138,9 @@ policy_of(run, make("h2o+", 64))
 run.feed(random_tokens(100), 20)
 """
     require_runtime()
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=60, check=False
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
@@ -144,7 +151,15 @@ def test_llama_cpp_may_be_imported_before_or_after(first: str, tmp_path: Path) -
     second = "h2o_gguf.bindings" if first == "llama_cpp" else "llama_cpp"
     env = {**os.environ, "LLAMA_CPP_LIB_PATH": str(bindings.library_path().parent)}
     code = f"import {first}, {second}; import h2o_gguf.bindings as b; print(b.version())"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, cwd=tmp_path, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env=env,
+        cwd=tmp_path,
+        timeout=60,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == bindings.version()
 
@@ -158,5 +173,13 @@ def test_a_missing_or_foreign_library_is_recognised(tmp_path: Path) -> None:
         if content is not None:
             (folder / "libllama.so").write_bytes(content)
         env = {**os.environ, "H2O_GGUF_LIB_PATH": str(folder)}
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, cwd=tmp_path, timeout=60, check=False)
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            env=env,
+            cwd=tmp_path,
+            timeout=60,
+            check=False,
+        )
         assert done.returncode == 1 and "LibraryError" in done.stderr and words in done.stderr

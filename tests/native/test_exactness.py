@@ -1,7 +1,7 @@
 """What eviction and renumbering leave is exactly what a fresh evaluation of the kept tokens gives.
 
-In a model of one layer the keys and values of a token depend on that token alone, and RoPE is relative: so after evicting,
-the logits that follow equal those of a fresh context that was only ever given the kept tokens.
+In a model of one layer the keys and values of a token depend on that token alone, and RoPE is relative: so
+after evicting, the logits that follow equal those of a fresh context that was only ever given the kept tokens.
 """
 
 from __future__ import annotations
@@ -10,14 +10,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from h2o_gguf.policies import make
 from harness import Run, kl, opened, policy_of, random_tokens
 from tiny_models import build
 
+from h2o_gguf.policies import make
+
 # Every RoPE kind: plain, YaRN, linear, per-frequency factors, M-RoPE, partial, LongRoPE, NeoX, MLA.
 ROTATED = [
-    "llama", "llama-yarn", "llama-linear", "llama-rope-factors", "qwen2", "qwen2vl", "phi2", "phi3", "phi3-longrope",
-    "gptneox", "deepseek2", "deepseek2-mha",
+    "llama", "llama-yarn", "llama-linear", "llama-rope-factors", "qwen2", "qwen2vl", "phi2", "phi3",
+    "phi3-longrope", "gptneox", "deepseek2", "deepseek2-mha",
 ]  # fmt: skip
 WINDOWED = ["gemma3", "gemma2", "gpt-oss"]
 TOKENS = random_tokens(120)
@@ -75,8 +76,8 @@ def test_renumbering_changes_nothing_where_no_gap_is_closed(arch: str, tmp_path:
                 assert (run.cache.rope_pos[used] == run.cache.pos[used] - 30).all()
             results.append(run.feed(TOKENS[90:], 10))
             assert run.cache.n_past() == 120, "positions of the sequence go on"
-    # Turning a float32 key by up to 120 radians and back costs a few 1e-6; llama.cpp's attention in the window layers
-    # rounds keys to float16 (2^-11).
+    # Turning a float32 key by up to 120 radians and back costs a few 1e-6; llama.cpp's attention in the window
+    # layers rounds keys to float16 (2^-11).
     tolerance = 2e-3 if arch in WINDOWED else 2e-4
     assert np.abs(results[0] - results[1]).max() < tolerance * np.abs(results[0]).max()
 
@@ -109,7 +110,9 @@ def test_renumbered_keys_of_every_type_are_the_rotated_ones(cache_type: str, tmp
         before = run.cache.keys(0)[:, 40:100]
         run.cache.rebase()
         got = run.cache.keys(0)[:, 40:100]
-    step = {"f16": 2**-10, "bf16": 2**-7, "q8_0": 0.015, "q5_1": 0.08, "q4_0": 0.16, "iq4_nl": 0.16}[cache_type]
+    step = {"f16": 2**-10, "bf16": 2**-7, "q8_0": 0.015, "q5_1": 0.08, "q4_0": 0.16, "iq4_nl": 0.16}[
+        cache_type
+    ]
     error = np.abs(got - expected).max() / np.abs(expected).max()
     assert error < 2 * step
     assert np.abs(before - expected).max() > 0.5 * np.abs(expected).max(), "they were turned at all"
@@ -153,7 +156,7 @@ def test_a_model_without_positions_is_never_renumbered(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("arch", ["llama", "phi3-longrope", "gemma3", "deepseek2", "qwen2vl"])
 def test_a_run_renumbered_often_follows_one_never_renumbered(arch: str, tmp_path: Path) -> None:
-    """Positions with gaps and positions renumbered differ, so only a plain window (no sinks) can be compared."""
+    """Positions with gaps and renumbered ones differ, so only a plain window (no sinks) can be compared."""
     path = build(arch, tmp_path / "m.gguf", n_ctx_train=4096)
     tokens = random_tokens(500, seed=9)
     results = []

@@ -1,8 +1,9 @@
 """The invariants of the design under random histories, with every registered policy.
 
 I1 occupied cells are the same for every layer and head. I2 llama.cpp's books hold the last `used` positions.
-I3 the newest n_recent positions are held by every head and rolling back into them is exact. I4 (rows move bit for bit) is
-tested natively. I5 with a budget never reached, logits are those of the same kernel without eviction.
+I3 the newest n_recent positions are held by every head and rolling back into them is exact. I4 (rows move bit
+for bit) is tested natively. I5 with a budget never reached, logits are those of the same kernel without
+eviction.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from h2o_gguf.policies import make, names
 from harness import Run, opened, policy_of, random_tokens
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tiny_models import build
+
+from h2o_gguf.policies import make, names
 
 BUDGET, BLOCK, N_UBATCH, N_RECENT = 48, 8, 32, 16
 EVICTING = [name for name in names() if name != "none"]
@@ -45,7 +47,9 @@ def check(run: Run, n_recent: int, n_sink: int) -> None:
     assert (view.scores[~occupied] == 0).all() and (view.scores >= 0).all()
     order = np.argsort(np.where(occupied, view.pos, -1), -1, kind="stable")
     rope = np.take_along_axis(view.rope_pos, order, -1)
-    assert (np.diff(rope, axis=-1)[..., -max(view.n_used - 1, 1) :] > 0).all() or view.n_used < 2, "order is kept"
+    assert (np.diff(rope, axis=-1)[..., -max(view.n_used - 1, 1) :] > 0).all() or view.n_used < 2, (
+        "order is kept"
+    )
     assert view.rope_pos.max() < 128
 
 

@@ -1,4 +1,4 @@
-"""Attention scores: every way of computing them agrees, on every architecture, and the sum is what it must be."""
+"""Attention scores: every way of computing them agrees, on every architecture; their sum is what it must be."""
 
 from __future__ import annotations
 
@@ -19,12 +19,14 @@ def test_fused_and_composed_scores_equal_the_reference(arch: str, tmp_path: Path
     path = build(arch, tmp_path / "m.gguf")
     scores, logits = {}, {}
     for attention in ("reference", "fused", "composed"):
-        with opened(path, n_ctx=1024, type_k="f32", type_v="f32", budget=0, attention=attention, decay=0.99) as run:
+        with opened(
+            path, n_ctx=1024, type_k="f32", type_v="f32", budget=0, attention=attention, decay=0.99
+        ) as run:
             logits[attention] = np.concatenate([run.feed(TOKENS[:-5], 40), run.feed(TOKENS[-5:], 1)])
             scores[attention] = run.cache.scores.copy()
             used = run.cache.pos >= 0
     scale = scores["reference"].max()
-    # llama.cpp's own flash attention casts float32 keys to float16 (2^-11), and deeper layers see the difference.
+    # llama.cpp's own flash attention casts float32 keys to float16 (2^-11); deeper layers see the difference.
     np.testing.assert_allclose(scores["fused"], scores["reference"], atol=2e-4 * scale)
     np.testing.assert_allclose(scores["composed"], scores["reference"], atol=2e-2 * scale)
     assert kl(logits["reference"], logits["fused"]).max() < 1e-5
@@ -39,7 +41,7 @@ def test_mass_is_one_per_query_and_head_faded_per_token(attention: str, decay: f
     with opened(path, budget=0, attention=attention, decay=decay) as run:
         run.feed(TOKENS[:50], 20)
         run.feed(TOKENS[50:60], 1)
-        # Each query gives each of its heads a mass of 1; with G query heads a KV head gets G, and t tokens later G decay^t.
+        # Each query gives a mass of 1 to each head: G to a KV head of G query heads, and G decay^t after t tokens.
         n_group = 2
         expected = n_group * sum(decay**t for t in range(60))
         np.testing.assert_allclose(run.cache.scores.sum(-1), expected, rtol=1e-4)
@@ -80,7 +82,9 @@ def test_composed_scores_leave_the_logits_as_they_are(tmp_path: Path) -> None:
         assert np.array_equal(run.feed(TOKENS, 32), expected)
 
 
-@pytest.mark.parametrize("cache_type", ["f32", "f16", "bf16", "q8_0", "q5_0", "q5_1", "q4_0", "q4_1", "iq4_nl"])
+@pytest.mark.parametrize(
+    "cache_type", ["f32", "f16", "bf16", "q8_0", "q5_0", "q5_1", "q4_0", "q4_1", "iq4_nl"]
+)
 def test_every_cache_type_scores_like_the_reference(cache_type: str, tmp_path: Path) -> None:
     path = build("llama", tmp_path / "m.gguf", n_layer=1)
     scores = {}
