@@ -268,7 +268,7 @@ class KVCache:
         self._install("policy", "h2og_policy_fn", call if fn is not None else None, POLICY_RAISED)
 
     def set_observer(self, fn: Callable[[NativeView, int], None] | None) -> None:
-        """Set who watches: fn(view, n_tokens), called after each ubatch.  `raised()` returns what it raises."""
+        """Set who watches: fn(view, n_tokens), called after each ubatch.  See `raised`."""
 
         def call(_user: Any, native: Any, n_tokens: int) -> None:
             if fn is not None:

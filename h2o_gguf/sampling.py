@@ -173,7 +173,8 @@ class ChainSampler:
         self._fill(logits)
         array = self._array(self._candidates)
         C.llama_sampler_apply(self._grammar, ctypes.byref(array))
-        return self._candidates["logit"].copy()
+        filtered: NDArray[np.float32] = self._candidates["logit"].copy()
+        return filtered
 
     def _make_grammar(self, text: str, root: str) -> Any:
         with native_log() as log:

@@ -1,7 +1,7 @@
 """What eviction and renumbering leave is exactly what a fresh evaluation of the kept tokens gives.
 
 In a model of one layer the keys and values of a token depend on that token alone, and RoPE is relative: so
-after evicting, the logits that follow equal those of a fresh context that was only ever given the kept tokens.
+after evicting, the logits that follow equal those of a fresh context that was only given the kept tokens.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def test_renumbering_changes_nothing_where_no_gap_is_closed(arch: str, tmp_path:
                 assert (run.cache.rope_pos[used] == run.cache.pos[used] - 30).all()
             results.append(run.feed(TOKENS[90:], 10))
             assert run.cache.n_past() == 120, "positions of the sequence go on"
-    # Turning a float32 key by up to 120 radians and back costs a few 1e-6; llama.cpp's attention in the window
+    # Turning a float32 key by 120 radians and back costs a few 1e-6; llama.cpp's attention in the window
     # layers rounds keys to float16 (2^-11).
     tolerance = 2e-3 if arch in WINDOWED else 2e-4
     assert np.abs(results[0] - results[1]).max() < tolerance * np.abs(results[0]).max()

@@ -1,4 +1,4 @@
-"""Attention scores: every way of computing them agrees, on every architecture; their sum is what it must be."""
+"""Attention scores: all ways of computing them agree, on every architecture; their sum is what it must be."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_mass_is_one_per_query_and_head_faded_per_token(attention: str, decay: f
     with opened(path, budget=0, attention=attention, decay=decay) as run:
         run.feed(TOKENS[:50], 20)
         run.feed(TOKENS[50:60], 1)
-        # Each query gives a mass of 1 to each head: G to a KV head of G query heads, and G decay^t after t tokens.
+        # Each query gives a mass of 1 per head: G to a KV head of G query heads, G decay^t after t tokens.
         n_group = 2
         expected = n_group * sum(decay**t for t in range(60))
         np.testing.assert_allclose(run.cache.scores.sum(-1), expected, rtol=1e-4)

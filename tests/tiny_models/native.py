@@ -23,6 +23,7 @@ def library() -> tuple[Any, str]:
     except Exception as error:
         return None, f"no native library: {error}"
     if not _keep:
+
         def take(_level: int, text: bytes, _data: object) -> None:
             _log.append(text.decode("utf-8", "replace"))
 
