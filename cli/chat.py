@@ -90,7 +90,8 @@ def chat(
             )
         if not session.template.is_own:
             notice("this model has no chat template; a plain one is used (a base model may ramble)")
-        conversation = Conversation(session, is_terminal=is_terminal, verbose=model.verbose)
+        sets_off = is_terminal and sys.stdout.isatty()
+        conversation = Conversation(session, sets_off=sets_off, verbose=model.verbose)
         if first:
             conversation.say("\n\n".join(first))
         while (message := messages.read()) is not None:

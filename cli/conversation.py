@@ -22,12 +22,12 @@ Answer = Callable[[Callable[[int, int], None], CancelToken], Generator[str, None
 class Conversation:
     """Shows the turns of a session; what fails is said, and the conversation goes on.
 
-    is_terminal : a person types: answers are set off with blank lines.
+    sets_off : put a blank line after each answer.
     """
 
-    def __init__(self, session: ChatSession, *, is_terminal: bool, verbose: bool = False) -> None:
+    def __init__(self, session: ChatSession, *, sets_off: bool, verbose: bool = False) -> None:
         self.session = session
-        self._is_terminal = is_terminal
+        self._sets_off = sets_off
         self._verbose = verbose
         self._has_told_eviction = False
 
@@ -54,7 +54,7 @@ class Conversation:
             notice("the message was taken back; the conversation goes on without it")
             return
         self._say_what_happened()
-        if self._is_terminal:
+        if self._sets_off:
             print(flush=True)
 
     def _say_what_happened(self) -> None:

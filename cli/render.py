@@ -38,8 +38,8 @@ FLAGS = {
 
 
 def stderr() -> Console:
-    """A console on stderr: no colours when piped or with NO_COLOR."""
-    return Console(stderr=True, highlight=False, soft_wrap=True)
+    """A console on stderr: no colours when piped or with NO_COLOR, lines broken only for a person."""
+    return Console(stderr=True, highlight=False, soft_wrap=not is_terminal())
 
 
 def is_terminal() -> bool:
