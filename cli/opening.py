@@ -79,7 +79,6 @@ def open_model(model: ModelFlags, cache: CacheFlags, default_budget: int) -> H2O
         flash_attn=_is_on(model.flash_attn),
         type_k=cache.cache_type_k,
         type_v=cache.cache_type_v,
-        swa_full=False,  # as llama.cpp's own programs: windowed layers keep their window
         verbose=model.verbose,
     )
 

@@ -180,11 +180,15 @@ def context_params(
     embedding: bool = False,
     offload_kqv: bool = True,
     op_offload: bool | None = None,
-    swa_full: bool | None = None,
+    swa_full: bool | None = False,
     no_perf: bool = False,
     **rope: Any,
 ) -> Any:
-    """Return llama_context_params.  rope : RoPE, YaRN, pooling, attention, by llama.cpp's names."""
+    """Return llama_context_params.
+
+    swa_full : windowed layers get as many cells as the others, as llama-cpp-python's default has it; here they keep
+        their window.  rope : RoPE, YaRN, pooling, attention, by llama.cpp's names.
+    """
     params = C.llama_context_default_params()
     params.n_ctx = n_cells
     params.n_batch = params.n_ubatch = n_ubatch
@@ -198,8 +202,7 @@ def context_params(
     params.no_perf = no_perf
     if op_offload is not None:
         params.op_offload = op_offload
-    if swa_full is not None:
-        params.swa_full = swa_full
+    params.swa_full = bool(swa_full)
     for name, value in rope.items():
         if value is not None:
             setattr(params, name, value)

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.gpu
 
 
 def run(path: Path, n_gpu_layers: int, cache_type: str) -> tuple[np.ndarray, list[set[int]], int]:
-    """Logits of 400 tokens past a budget of 64, the positions each head holds, and how often it was renumbered."""
+    """Logits of 400 tokens at budget 64, the positions each head holds, how often it was renumbered."""
     from h2o_gguf import H2OLlama
 
     rows: list[np.ndarray] = []
