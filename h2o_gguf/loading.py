@@ -186,7 +186,8 @@ def context_params(
 ) -> Any:
     """Return llama_context_params.
 
-    swa_full : windowed layers get as many cells as the others; False: they keep their window. rope : RoPE, YaRN, pooling, attention, by llama.cpp's names.
+    swa_full : windowed layers get as many cells as the others; False: they keep their window.
+    rope : RoPE, YaRN, pooling, attention, by llama.cpp's names.
     """
     params = C.llama_context_default_params()
     params.n_ctx = n_cells
