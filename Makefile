@@ -1,4 +1,5 @@
 # One verb per job; `make help` lists them. Everything lands in .venv, build and dist.
+MAKEFLAGS += --no-builtin-rules
 PYTHON ?= python3
 JOBS   ?= $(shell nproc 2>/dev/null || echo 2)
 NATIVE ?= ON
@@ -69,7 +70,7 @@ typing:
 	@rm -rf build/typing && mkdir -p build/typing/h2o_gguf
 	@ln -s $(CURDIR)/h2o_gguf/* $(addprefix $(CURDIR)/,bindings cli models) build/typing/h2o_gguf/
 
-# Python has to load the sanitizers' libraries first. CPython frees little at exit, so leaks are looked for natively only.
+# Python has to load the sanitizers' libraries first; it frees little at exit, so leaks are looked for natively only.
 SANITIZERS = $(shell c++ -print-file-name=libasan.so) $(shell c++ -print-file-name=libubsan.so)
 
 sanitize: setup ## native tests and tests/native under AddressSanitizer and UndefinedBehaviorSanitizer
