@@ -38,6 +38,7 @@ class FullCache:
 class Fidelity:
     """One policy at one budget against the full cache.
 
+    n_sink, n_recent : entries it protects.
     perplexity : over n_scored tokens. ratio : perplexity over the full cache's; low, high : its 95 % interval
     (paired block bootstrap). kl : mean KL(full || policy) in nats. top1 : share of positions with the same
     most likely token. n_evicted : entries evicted per KV head.
@@ -46,6 +47,8 @@ class Fidelity:
     policy: str
     granularity: str
     budget: int
+    n_sink: int
+    n_recent: int
     n_scored: int
     perplexity: float
     ratio: float
@@ -130,6 +133,8 @@ def compare(
         policy=report.policy,
         granularity=str(getattr(policy, "granularity", "")),
         budget=report.budget,
+        n_sink=int(getattr(policy, "n_sink", 0)),
+        n_recent=int(getattr(policy, "n_recent", 0)),
         n_scored=n_scored,
         perplexity=math.exp(nll.mean()),
         ratio=math.exp(nll.mean() - full.nll.mean()),

@@ -23,6 +23,7 @@ RUNS = [
     ("h2o", {"granularity": "token"}),
     ("streaming", {}),
     ("random", {}),
+    ("random", {"n_sink": 4, "n_recent": policies.AUTO}),
 ]
 
 
@@ -70,12 +71,22 @@ def main() -> None:
 
 def render(rows: list[dict[str, object]]) -> str:
     return table(
-        ["policy", "list per", "kept", "perplexity", "over full (95 %)", "KL to full", "top-1 agreement"],
+        [
+            "policy",
+            "list per",
+            "kept",
+            "sinks + recent",
+            "perplexity",
+            "over full (95 %)",
+            "KL to full",
+            "top-1 agreement",
+        ],
         [
             [
                 row["policy"],
                 row["granularity"] if row["policy"] != "none" else "",
                 f"{row['share']:.0%} ({row['budget']})" if row["share"] != 1.0 else "all",
+                f"{row['n_sink']} + {row['n_recent']}" if row["share"] != 1.0 else "",
                 f"{row['perplexity']:.2f}",
                 f"{row['ratio'] - 1:+.1%} ({row['low'] - 1:+.1%} .. {row['high'] - 1:+.1%})",
                 f"{row['kl']:.4f}",

@@ -10,7 +10,6 @@ import numpy as np
 from h2o_gguf.errors import OptionError
 from h2o_gguf.policies.base import settle
 from h2o_gguf.policies.selection import Cells, Granularity, select_lowest
-from h2o_gguf.policies.shares import AUTO
 from h2o_gguf.view import CacheView
 
 __all__ = ["Random"]
@@ -20,13 +19,14 @@ __all__ = ["Random"]
 class Random:
     """Evict uniformly outside the protected set.  Source: ours, a control: who does not beat it is no policy.
 
-    budget : entries per KV head, >= 1. n_sink, n_recent : protected entries; n_recent -1 is half of the rest.
+    budget : entries per KV head, >= 1. n_sink, n_recent : protected entries, none unless asked for: with
+    them most of what a good policy does is done. n_recent -1 is half of what the sinks leave.
     seed : >= 0.
     """
 
     budget: int
-    n_sink: int = 4
-    n_recent: int = AUTO
+    n_sink: int = 0
+    n_recent: int = 0
     granularity: Granularity = "head"
     seed: int = 0
 
