@@ -5,6 +5,7 @@ JOBS   ?= $(shell nproc 2>/dev/null || echo 2)
 NATIVE ?= ON
 MODEL  ?= smollm2-135m
 PYTEST_ARGS ?=
+FIGURES ?= fidelity attention chat stream summarize
 
 BIN := .venv/bin
 RUNTIME := build/runtime
@@ -19,7 +20,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup chat model test lint typing sanitize wheel clean distclean FORCE
+.PHONY: help setup chat model test lint typing sanitize figures wheel clean distclean FORCE
 
 help: ## list the verbs
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | \
@@ -79,6 +80,11 @@ sanitize: setup ## native tests and tests/native under AddressSanitizer and Unde
 	$(BIN)/ctest --test-dir build/sanitize --output-on-failure --no-tests=ignore
 	LD_PRELOAD='$(SANITIZERS)' ASAN_OPTIONS=detect_leaks=0 H2O_GGUF_LIB_PATH=$(CURDIR)/build/sanitize/bin \
 		$(BIN)/python -m pytest tests/native
+
+figures: model ## measure what the README shows (an hour on two cores; FIGURES="fidelity chat" for some)
+	for name in $(FIGURES); do \
+		$(BIN)/python scripts/$$name.py $(MODEL) --out docs/figures/$$name || exit 1; \
+	done
 
 wheel: .venv/tools.stamp ## a wheel for any x86-64 with AVX2, in dist
 	CMAKE_ARGS='$(DEFINES) -DGGML_NATIVE=OFF $(CMAKE_ARGS)' $(BIN)/python -m build --wheel --no-isolation \

@@ -1,6 +1,6 @@
 """A chat of 200 turns in a fixed budget: memory must not grow after the first fill, every reply must arrive.
 
-python scripts/chat_soak.py [MODEL] [--turns 200] [--budget 1024] [--out docs/figures/chat]
+python scripts/chat.py [MODEL] [--turns 200] [--budget 1024] [--out docs/figures/chat]
 """
 
 from __future__ import annotations

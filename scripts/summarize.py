@@ -1,6 +1,6 @@
 """`h2o-gguf summarize` on a book and on a short text: time, memory, and the answers.
 
-python scripts/summarize_soak.py [MODEL] [--budget 1024] [--out docs/figures/summarize]
+python scripts/summarize.py [MODEL] [--budget 1024] [--out docs/figures/summarize]
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How far our attention is from llama.cpp's, beside how far llama.cpp's own variants are from each other.
 
-    python scripts/attention_noise.py [MODEL] [-n 1024] [--out docs/figures/attention]
+    python scripts/attention.py [MODEL] [-n 1024] [--out docs/figures/attention]
 
 Nothing is evicted. The same tokens are read by llama.cpp with and without flash attention and by our kernels.
 """

@@ -1,6 +1,6 @@
 """100,000 tokens through a budget of 512: memory must stay flat, and perplexity too.
 
-python scripts/stream_soak.py [MODEL] [-n 100000] [--budget 512] [--out docs/figures/stream]
+python scripts/stream.py [MODEL] [-n 100000] [--budget 512] [--out docs/figures/stream]
 """
 
 from __future__ import annotations
