@@ -1,6 +1,6 @@
 """How far our attention is from llama.cpp's, beside how far llama.cpp's own variants are from each other.
 
-    python scripts/attention.py [MODEL] [-n 1024] [--out docs/figures/attention]
+    python scripts/attention.py [MODEL] [-n 640] [--out docs/figures/attention]
 
 Nothing is evicted. The same tokens are read by llama.cpp with and without flash attention and by our kernels.
 """
@@ -31,7 +31,7 @@ VARIANTS = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", nargs="?", help="a GGUF file; the default model if left out")
-    parser.add_argument("-n", type=int, default=1024, help="tokens read")
+    parser.add_argument("-n", type=int, default=640, help="tokens read")
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--threads", type=int, help="default: the physical cores")
     parser.add_argument("--out", type=Path)
