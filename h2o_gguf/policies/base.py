@@ -101,14 +101,12 @@ def as_policy(policy: Any) -> Policy:
     )
 
 
-def settle(policy: Any, recent_share: float = 0.5) -> None:
+def settle(policy: Any) -> None:
     """Check the knobs of a frozen dataclass and turn an n_recent of AUTO into a number; for __post_init__.
-
-    recent_share : what AUTO stands for, as a share of what the sinks leave.
 
     Raises: BudgetError, OptionError.
     """
-    numbers = check_budget(policy.budget, policy.n_sink, policy.n_recent, recent_share=recent_share)
+    numbers = check_budget(policy.budget, policy.n_sink, policy.n_recent)
     object.__setattr__(policy, "budget", numbers.budget)
     object.__setattr__(policy, "n_sink", numbers.n_sink)
     object.__setattr__(policy, "n_recent", numbers.n_recent)

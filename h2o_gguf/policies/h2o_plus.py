@@ -17,8 +17,7 @@ __all__ = ["H2OPlus"]
 class H2OPlus:
     """Keep the sinks, the recent window and the entries with the most attention per query that saw them.
 
-    budget : entries per KV head, >= 1. n_sink, n_recent : protected entries; n_recent -1 is a
-        quarter of the rest.
+    budget : entries per KV head, >= 1. n_sink, n_recent : protected entries; n_recent -1 is half of the rest.
     decay : factor by which attention fades per token, 0 to 1.
 
     Source: ours. The plain sum of h2o favours old entries, since more queries have seen them, and starves
@@ -29,13 +28,13 @@ class H2OPlus:
     n_sink: int = 4
     n_recent: int = AUTO
     granularity: Granularity = "head"
-    decay: float = 0.999
+    decay: float = 0.9995
 
     name: ClassVar[str] = "h2o+"
     needs_scores: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        settle(self, recent_share=0.25)
+        settle(self)
 
     def victims(self, view: CacheView, n: int) -> Cells:
         """Return the n with the lowest attention rate per KV head: int32[n_layer, n_head_kv, n]."""

@@ -86,13 +86,10 @@ def resolve_budget(
     return found
 
 
-def check_budget(
-    budget: int, n_sink: int, n_recent: int, n_pinned: int = 0, *, recent_share: float = 0.5
-) -> Budget:
-    """Return the budget as plain ints, an n_recent of AUTO as a share of what sinks and pins leave.
+def check_budget(budget: int, n_sink: int, n_recent: int, n_pinned: int = 0) -> Budget:
+    """Return the budget as plain ints, an n_recent of AUTO as half of what sinks and pins leave.
 
     budget : entries, >= 1. n_sink, n_pinned : entries, >= 0. n_recent : entries, >= 0, or AUTO (-1).
-    recent_share : 0 to 1.
 
     Raises: BudgetError, a value is outside its range, or they exceed the budget together.
     Source: arXiv 2306.14048 gives half of the budget to the recent window.
@@ -102,7 +99,7 @@ def check_budget(
     n_recent = whole("n_recent", n_recent, AUTO)
     n_pinned = whole("n_pinned", n_pinned, 0)
     if n_recent == AUTO:
-        n_recent = int(max(0, budget - n_sink - n_pinned) * recent_share)
+        n_recent = max(0, budget - n_sink - n_pinned) // 2
     n_protected = n_sink + n_recent + n_pinned
     if n_protected > budget:
         raise BudgetError(
