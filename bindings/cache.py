@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from h2o_gguf.bindings import library
 from h2o_gguf.bindings.library import ffi
 from h2o_gguf.bindings.status import check
-from h2o_gguf.errors import ClosedError, H2OError, OptionError, PolicyError
+from h2o_gguf.errors import BudgetError, ClosedError, H2OError, OptionError, PolicyError
 
 __all__ = ["ATTENTIONS", "CacheInfo", "KVCache", "NativeView", "check_context"]
 
@@ -119,6 +119,12 @@ class KVCache:
 
     @staticmethod
     def _make_params(budget: int, block: int, decay: float, attention: str, n_pos_max: int) -> Any:
+        for name, value, low in (("budget", budget, 0), ("block", block, 1), ("n_pos_max", n_pos_max, 0)):
+            if isinstance(value, bool) or not isinstance(value, int | np.integer) or not low <= value < 2**31:
+                text = f"{name} is {value!r}: it must be a whole number from {low} on"
+                raise BudgetError(text, budget=value) if name == "budget" else OptionError(text, name)
+        if not 0 < decay <= 1:
+            raise OptionError(f"decay is {decay!r}: it must be above 0 and at most 1", "decay")
         if attention not in ATTENTIONS:
             raise OptionError(
                 f"attention is {attention!r}: it must be one of {', '.join(ATTENTIONS)}", "attention"
@@ -131,7 +137,10 @@ class KVCache:
     # Lifetime
 
     def close(self) -> None:
-        """Detach.  The context goes on without eviction; calling twice is fine."""
+        """Detach.  The context goes on without eviction; a sequence that was evicted from is cleared.
+
+        Calling twice is fine.
+        """
         handle, self._handle = self._handle, None
         if handle is not None:
             self._lib.h2og_detach(handle)
@@ -256,13 +265,8 @@ class KVCache:
         def call(_user: Any, native: Any, n: int, out: Any) -> int:
             if fn is None:
                 return POLICY_RAISED
-            victims = np.ascontiguousarray(fn(_view(native), n))
-            if victims.shape != (*shape, n) or not np.issubdtype(victims.dtype, np.integer):
-                raise PolicyError(
-                    f"it returned {victims.dtype}{list(victims.shape)} instead of int32{[*shape, n]}"
-                )
-            target = np.frombuffer(ffi.buffer(out, victims.size * 4), dtype=np.int32)
-            target[:] = victims.astype(np.int32, copy=False).ravel()
+            victims = _as_cells(fn(_view(native), n), (*shape, n))
+            np.frombuffer(ffi.buffer(out, victims.size * 4), dtype=np.int32)[:] = victims.ravel()
             return 0
 
         self._install("policy", "h2og_policy_fn", call if fn is not None else None, POLICY_RAISED)
@@ -306,12 +310,9 @@ class KVCache:
 
         Raises: PolicyError, a cell cannot be evicted.
         """
-        v = np.ascontiguousarray(victims, dtype=np.int32)
-        if v.ndim != 3 or v.shape[:2] != (self.n_layer, self.n_head_kv):
-            raise PolicyError(
-                f"victims have shape {list(v.shape)} instead of {[self.n_layer, self.n_head_kv, 'n']}"
-            )
-        check(self._lib.h2og_evict(self.handle, self._seq, ffi.from_buffer("int32_t[]", v), v.shape[2]))
+        n = np.shape(victims)[-1] if np.ndim(victims) == 3 else 0
+        v = _as_cells(victims, (self.n_layer, self.n_head_kv, n))
+        check(self._lib.h2og_evict(self.handle, self._seq, ffi.from_buffer("int32_t[]", v), n))
 
     def make_room(self, n_keep: int) -> int:
         """Ask the policy until at most n_keep entries per KV head are left; return how many were evicted.
@@ -357,6 +358,16 @@ class KVCache:
         check(
             self._lib.h2og_state_load(self.handle, self._seq, ffi.from_buffer("uint8_t[]", data), len(data))
         )
+
+
+def _as_cells(victims: Any, shape: tuple[int, ...]) -> NDArray[np.int32]:
+    """Victims as the native part takes them.  Raises: PolicyError, another shape or no cells."""
+    array = np.asarray(victims)
+    if array.shape != shape or not np.issubdtype(array.dtype, np.integer):
+        raise PolicyError(f"victims are {array.dtype}{list(array.shape)} instead of int32{list(shape)}")
+    if array.size and (array.min() < 0 or array.max() >= 2**31):
+        raise PolicyError(f"victims go from {array.min()} to {array.max()}: those are no cells")
+    return np.ascontiguousarray(array, dtype=np.int32)
 
 
 def _view(native: Any) -> NativeView:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from h2o_gguf.bindings.library import last_error
 from h2o_gguf.errors import (
     BudgetError,
@@ -28,7 +30,7 @@ def check(status: int) -> int:
 
 def error_of(status: int, text: str) -> H2OError:
     """The exception for a status and its text."""
-    if status == INVALID and "budget" in text:
+    if status == INVALID and text.startswith("a budget"):
         return BudgetError(text)
     if status == UNSUPPORTED:
         quoted = text.split("'")
@@ -40,7 +42,8 @@ def error_of(status: int, text: str) -> H2OError:
     if status == STATE:
         return StateFileError(text)
     if status in (FULL, POSITION):
-        error = CacheFullError(0, 0)
+        n_used, n_allowed = ([int(n) for n in re.findall(r"\d+", text)] + [-1, -1])[:2]
+        error = CacheFullError(n_used, n_allowed)
         error.args = (text,)
         return error
     return NativeError(text, code=status)

@@ -68,7 +68,8 @@ typedef struct h2og_view {
 } h2og_view;
 
 // Names n victims per KV head: victims[n_layer][n_head_kv][n], cells.  Returns 0, or anything else to fail the decode.
-// Called from inside llama_decode, on its thread, before the batch is placed; it must not call llama.cpp's decode.
+// Called from inside llama_decode, on its thread, before the batch is placed.  A callback only looks: it must not decode, and
+// calls that would change the cache or detach it fail with H2OG_INVALID.
 typedef int32_t (*h2og_policy_fn)(void * user, const h2og_view * view, int32_t n, int32_t * victims);
 
 // Called after each computed ubatch of n_tokens tokens.
@@ -109,7 +110,8 @@ H2OG_API int32_t h2og_check(struct llama_context * ctx);
 H2OG_API h2og_params h2og_default_params(void);
 
 // Attaches to the KV cache of ctx, empty or not.  On success *out is owned by the caller: free it with h2og_detach(),
-// before or after llama_free(ctx).
+// before or after llama_free(ctx).  Detaching clears the sequences that entries were evicted from or whose positions were
+// renumbered, since llama.cpp alone cannot go on with them; the others stay.
 H2OG_API int32_t h2og_attach(struct llama_context * ctx, const h2og_params * params, h2og_cache ** out);
 H2OG_API void    h2og_detach(h2og_cache * cache);
 
@@ -123,7 +125,8 @@ H2OG_API int32_t h2og_get_view(h2og_cache * cache, int32_t seq, h2og_view * out)
 // Changes block, attention, n_pos_max, decay and budget (checked as in h2og_attach).
 H2OG_API int32_t h2og_set_params(h2og_cache * cache, const h2og_params * params);
 
-// Weights of the next batch's queries in the scores, in batch order; n = 0: all 1.  Copied; used for one llama_decode.
+// Weights of the next batch's queries in the scores, in batch order; n = 0: all 1.  Copied; used by the next llama_decode, whether
+// it succeeds or not.
 H2OG_API int32_t h2og_set_query_weights(h2og_cache * cache, const float * weights, int32_t n);
 
 // user is handed to fn; fn = NULL takes the callback away.
@@ -146,7 +149,8 @@ H2OG_API int32_t h2og_rollback_min(h2og_cache * cache, int32_t seq);
 H2OG_API int32_t h2og_read_keys  (h2og_cache * cache, int32_t seq, int32_t layer, float * out);
 H2OG_API int32_t h2og_read_values(h2og_cache * cache, int32_t seq, int32_t layer, float * out);
 
-// What llama.cpp's own saved state lacks: positions, scores, counters.  Save after llama_state_get_data and load after
+// What llama.cpp's own saved state lacks, and cannot be restored without once entries were evicted: positions, scores,
+// counters.  Save after llama_state_get_data and load after
 // llama_state_set_data of the same state.  h2og_state_size returns bytes (or a status); save writes exactly those.
 H2OG_API int64_t h2og_state_size(h2og_cache * cache, int32_t seq);
 H2OG_API int32_t h2og_state_save(h2og_cache * cache, int32_t seq, uint8_t * out, int64_t size);

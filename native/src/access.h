@@ -4,6 +4,7 @@
 #include "llama-context.h"
 #include "llama-kv-cache.h"
 
+#include <algorithm>
 #include <vector>
 
 struct h2og_access {
@@ -14,6 +15,14 @@ struct h2og_access {
     static bool                    shares (const llama_kv_cache & c) { return c.other != nullptr; }
     static const auto &            layers (const llama_kv_cache & c) { return c.layers; }
     static const llama_model &     model  (const llama_kv_cache & c) { return c.model; }
+
+    // Empties these cells of a stream, as removing their positions would.
+    static void release(llama_kv_cache & c, uint32_t stream, const std::vector<int32_t> & cells) {
+        for (const int32_t cell : cells) {
+            c.v_cells[stream].rm(uint32_t(cell));
+            c.v_heads[stream] = std::min(c.v_heads[stream], uint32_t(cell));  // where the search for free cells begins
+        }
+    }
 
     // Hadamard matrix that llama.cpp multiplies quantized keys (or values) with, n x n; nullptr if it does not.
     static const std::vector<float> * hadamard(const llama_kv_cache & c, int64_t n) {

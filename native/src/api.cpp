@@ -30,9 +30,27 @@ h2og_state & state_of(h2og_cache * cache) {
     return *cache->state;
 }
 
+// For calls that change the cache, or use llama.cpp.
+h2og_state & idle_state_of(h2og_cache * cache) {
+    h2og_state & state = state_of(cache);
+    if (state.in_callback) {
+        fail(H2OG_INVALID, "a policy or an observer must not change the cache it is shown");
+    }
+    return state;
+}
+
 void require_pointer(const void * p, const char * name) {
     if (p == nullptr) {
         fail(H2OG_INVALID, "%s is NULL", name);
+    }
+}
+
+// Makes ctx and its caches know the state, or forget it.
+void install(llama_context & ctx, const h2og_state & state, h2og_state * value) {
+    h2og_access::cparams(ctx).h2og = value;
+    h2og_access::state(*state.cache) = value;
+    if (state.window != nullptr) {
+        h2og_access::state(*state.window) = value;
     }
 }
 
@@ -76,11 +94,18 @@ int32_t h2og_attach(llama_context * ctx, const h2og_params * params, h2og_cache 
         auto state = std::make_shared<h2og_state>(*ctx, *params);
         auto handle = std::make_unique<h2og_cache>();
         handle->state = state;
-        h2og_access::cparams(*ctx).h2og = state.get();
-        h2og_access::state(*state->cache) = state.get();
         // Freed with the context: the state outlives it for as long as the handle does, and knows.
         h2og_access::anchor(*ctx) = std::shared_ptr<void>(static_cast<void *>(state.get()),
             [state](void *) { state->context_gone(); });
+        install(*ctx, *state, state.get());
+        try {
+            ctx->sched_reserve();  // builds the graphs that tell how each layer rotates its keys
+        } catch (...) {
+            install(*ctx, *state, nullptr);
+            h2og_access::anchor(*ctx).reset();
+            throw;
+        }
+        state->learn_rotations();
         *out = handle.release();
         return H2OG_OK;
     });
@@ -90,19 +115,29 @@ void h2og_detach(h2og_cache * cache) {
     if (cache == nullptr) {
         return;
     }
-    guarded([&]() -> int32_t {
+    const int32_t status = guarded([&]() -> int32_t {
         h2og_state & state = *cache->state;
+        if (state.in_callback) {
+            fail(H2OG_INVALID, "a policy or an observer must not detach the cache it is shown");
+        }
         if (llama_context * ctx = state.ctx) {
             ctx->synchronize();
-            h2og_access::cparams(*ctx).h2og = nullptr;
-            h2og_access::state(*state.cache) = nullptr;
+            install(*ctx, state, nullptr);
+            for (int32_t s = 0; s < state.n_stream; ++s) {
+                if (state.streams[s].n_evicted > 0 || state.streams[s].rope_shift != 0) {
+                    // Only we know what its cells hold and where its keys point.
+                    ctx->get_memory()->seq_rm(s, -1, -1);
+                }
+            }
             h2og_access::reserve_again(*ctx);
             ctx->sched_reserve();  // drops the graphs that point to this state
             h2og_access::anchor(*ctx).reset();
         }
         return H2OG_OK;
     });
-    delete cache;
+    if (status == H2OG_OK) {
+        delete cache;
+    }
 }
 
 int32_t h2og_get_info(h2og_cache * cache, h2og_info * out) {
@@ -138,8 +173,8 @@ int32_t h2og_get_counters(h2og_cache * cache, int32_t seq, h2og_counters * out) 
 int32_t h2og_get_view(h2og_cache * cache, int32_t seq, h2og_view * out) {
     return guarded([&]() -> int32_t {
         require_pointer(out, "out");
-        h2og_state & s = state_of(cache);
-        s.synchronize();
+        h2og_state & s = idle_state_of(cache);
+        s.settle();
         s.follow_books(s.stream_of(seq));
         *out = s.view(s.stream_of(seq));
         return H2OG_OK;
@@ -149,7 +184,7 @@ int32_t h2og_get_view(h2og_cache * cache, int32_t seq, h2og_view * out) {
 int32_t h2og_set_params(h2og_cache * cache, const h2og_params * params) {
     return guarded([&]() -> int32_t {
         require_pointer(params, "params");
-        state_of(cache).set_params(*params);
+        idle_state_of(cache).set_params(*params);
         return H2OG_OK;
     });
 }
@@ -167,7 +202,7 @@ int32_t h2og_set_query_weights(h2og_cache * cache, const float * weights, int32_
 
 int32_t h2og_set_policy(h2og_cache * cache, h2og_policy_fn fn, void * user) {
     return guarded([&]() -> int32_t {
-        h2og_state & s = state_of(cache);
+        h2og_state & s = idle_state_of(cache);
         s.policy      = fn;
         s.policy_user = user;
         return H2OG_OK;
@@ -176,7 +211,7 @@ int32_t h2og_set_policy(h2og_cache * cache, h2og_policy_fn fn, void * user) {
 
 int32_t h2og_set_observer(h2og_cache * cache, h2og_observer_fn fn, void * user) {
     return guarded([&]() -> int32_t {
-        h2og_state & s = state_of(cache);
+        h2og_state & s = idle_state_of(cache);
         s.observer      = fn;
         s.observer_user = user;
         return H2OG_OK;
@@ -185,7 +220,7 @@ int32_t h2og_set_observer(h2og_cache * cache, h2og_observer_fn fn, void * user) 
 
 int32_t h2og_evict(h2og_cache * cache, int32_t seq, const int32_t * victims, int32_t n) {
     return guarded([&]() -> int32_t {
-        h2og_state & s = state_of(cache);
+        h2og_state & s = idle_state_of(cache);
         if (n > 0) {
             require_pointer(victims, "victims");
         }
@@ -195,12 +230,12 @@ int32_t h2og_evict(h2og_cache * cache, int32_t seq, const int32_t * victims, int
 }
 
 int32_t h2og_make_room(h2og_cache * cache, int32_t seq, int32_t n_keep) {
-    return guarded([&]() -> int32_t { return state_of(cache).make_room(seq, n_keep); });
+    return guarded([&]() -> int32_t { return idle_state_of(cache).make_room(seq, n_keep); });
 }
 
 int32_t h2og_rebase(h2og_cache * cache, int32_t seq) {
     return guarded([&]() -> int32_t {
-        h2og_state & s = state_of(cache);
+        h2og_state & s = idle_state_of(cache);
         s.rebase(s.stream_of(seq));
         return H2OG_OK;
     });
@@ -225,7 +260,7 @@ int32_t h2og_read_values(h2og_cache * cache, int32_t seq, int32_t layer, float *
 
 int64_t h2og_state_size(h2og_cache * cache, int32_t seq) {
     return guarded([&]() -> int64_t {
-        h2og_state & s = state_of(cache);
+        h2og_state & s = idle_state_of(cache);
         return state_size(s, s.stream_of(seq));
     });
 }
@@ -233,7 +268,7 @@ int64_t h2og_state_size(h2og_cache * cache, int32_t seq) {
 int32_t h2og_state_save(h2og_cache * cache, int32_t seq, uint8_t * out, int64_t size) {
     return guarded([&]() -> int32_t {
         require_pointer(out, "out");
-        h2og_state & s = state_of(cache);
+        h2og_state & s = idle_state_of(cache);
         state_save(s, s.stream_of(seq), out, size);
         return H2OG_OK;
     });
@@ -242,7 +277,7 @@ int32_t h2og_state_save(h2og_cache * cache, int32_t seq, uint8_t * out, int64_t 
 int32_t h2og_state_load(h2og_cache * cache, int32_t seq, const uint8_t * data, int64_t size) {
     return guarded([&]() -> int32_t {
         require_pointer(data, "data");
-        h2og_state & s = state_of(cache);
+        h2og_state & s = idle_state_of(cache);
         state_load(s, s.stream_of(seq), data, size);
         return H2OG_OK;
     });
@@ -252,7 +287,7 @@ namespace {
 
 int32_t read_layer(h2og_cache * cache, int32_t seq, int32_t layer, float * out, bool is_v) {
     require_pointer(out, "out");
-    h2og_state & s = state_of(cache);
+    h2og_state & s = idle_state_of(cache);
     const int32_t stream = s.stream_of(seq);
     if (layer < 0 || layer >= s.n_layer) {
         fail(H2OG_INVALID, "layer %d does not exist: there are %d", layer, s.n_layer);
@@ -260,7 +295,7 @@ int32_t read_layer(h2og_cache * cache, int32_t seq, int32_t layer, float * out, 
     if (is_v && s.layers[layer].v == nullptr) {
         fail(H2OG_UNSUPPORTED, "the values of this model are part of its keys (MLA)");
     }
-    s.synchronize();
+    s.settle();
     s.read_heads(stream, layer, is_v, out);
     return H2OG_OK;
 }

@@ -47,10 +47,7 @@ void h2og_state::before_batch(int32_t seq, int32_t n) {
         make_room(seq, std::min(params.budget, n_cells - n));
     }
     if (stream.n_past - stream.rope_shift + n > n_pos_max) {
-        if (!can_renumber) {
-            fail(H2OG_POSITION, "position %d is past the %d that this model was trained on, and its positions are learned, so "
-                                "they cannot be renumbered", stream.n_past + n - 1, n_pos_max);
-        }
+        require_renumbering();
         const int32_t keep = n_pos_max - std::max(n, std::min(params.block, n_pos_max/2));
         if (keep < 1) {
             fail(H2OG_POSITION, "a batch of %d tokens does not fit into %d positions", n, n_pos_max);
@@ -77,10 +74,14 @@ int32_t h2og_state::make_room(int32_t seq, int32_t n_keep) {
         fail(H2OG_FULL, "the cache holds %d entries per head where %d are allowed, and there is no policy to name victims",
              streams[s].n_used, n_keep);
     }
-    synchronize();
+    settle();
     std::vector<int32_t> victims(size_t(n_layer)*n_head_kv*n, -1);
     const h2og_view v = view(s);
-    if (const int32_t code = policy(policy_user, &v, n, victims.data())) {
+    const int32_t code = [&] {
+        const CallbackGuard guard(*this);
+        return policy(policy_user, &v, n, victims.data());
+    }();
+    if (code != 0) {
         fail(H2OG_POLICY, "the policy failed to name %d victims (code %d)", n, code);
     }
     evict(s, victims.data(), n);
@@ -88,7 +89,7 @@ int32_t h2og_state::make_room(int32_t seq, int32_t n_keep) {
 }
 
 void h2og_state::evict(int32_t s, const int32_t * victims, int32_t n) {
-    require_context();
+    settle();
     follow_books(s);
     Stream & stream = streams[s];
     if (n < 0 || n > stream.n_used) {
@@ -106,8 +107,6 @@ void h2og_state::evict(int32_t s, const int32_t * victims, int32_t n) {
         released.push_back(int32_t(it->second));
         is_released[it->second] = 1;
     }
-    const int32_t pos_begin = by_pos.begin()->first;
-    const int32_t pos_end   = std::next(by_pos.begin(), n - 1)->first + 1;
 
     // Every plan is made before the first row moves, so that a bad victim changes nothing.
     std::vector<std::vector<Move>> moves(n_layer);
@@ -133,7 +132,6 @@ void h2og_state::evict(int32_t s, const int32_t * victims, int32_t n) {
         }
     }
 
-    synchronize();
     for (int32_t j = 0; j < n_layer; ++j) {
         const Layer & layer = layers[j];
         for (const bool is_v : { false, true }) {
@@ -162,10 +160,7 @@ void h2og_state::evict(int32_t s, const int32_t * victims, int32_t n) {
     }
     upload_scores(s);
 
-    // llama.cpp searches free cells from where it last released some, so it does the releasing itself.
-    h2og_access::state(*cache) = nullptr;
-    cache->seq_rm(s, pos_begin, pos_end);
-    h2og_access::state(*cache) = this;
+    h2og_access::release(*cache, s, released);
 
     stream.n_used      -= n;
     stream.n_evicted   += n;
@@ -183,7 +178,7 @@ int32_t h2og_state::rollback_min(int32_t s) const {
         // The next query looks back n_swa - 1 positions into the window layers.
         const int32_t oldest = h2og_access::cells(*window, s).seq_pos_min(s);
         if (oldest > 0) {
-            res = std::max(res, oldest + int32_t(ctx->get_model().hparams.n_swa));
+            res = std::max(res, oldest + int32_t(ctx->get_model().hparams.n_swa) - 1);
         }
     }
     return std::max(0, std::min(res, stream.n_past));

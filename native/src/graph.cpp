@@ -208,7 +208,11 @@ ggml_tensor * h2og_build_attention(
     q = ggml_permute(ctx, q, 0, 2, 1, 3);  // [head_dim_k, n_query, n_head, n_stream]
     k = ggml_permute(ctx, k, 0, 2, 1, 3);  // [head_dim_k, n_cells, n_head_kv, n_stream]
     v = ggml_permute(ctx, v, 0, 2, 1, 3);  // [head_dim_v, n_cells, n_head_kv, n_stream], or [n_cells, head_dim_v, ...]
-    const float softcap = g.hparams.attn_soft_cap ? g.hparams.f_attn_logit_softcapping : 0.0f;
+    float softcap = g.hparams.attn_soft_cap ? g.hparams.f_attn_logit_softcapping : 0.0f;
+    if (g.arch == LLM_ARCH_GROK) {  // which llama.cpp scales and caps by rules of its own
+        kq_scale = g.hparams.f_attn_out_scale;
+        softcap  = g.hparams.f_attn_logit_softcapping;
+    }
 
     const bool is_fused = state.params.attention == H2OG_ATTENTION_FUSED ||
         (state.params.attention == H2OG_ATTENTION_AUTO && layer->is_host);
@@ -221,7 +225,7 @@ ggml_tensor * h2og_build_attention(
     Attention & a = node->shape;
     a = Attention{};
     a.head_dim_k = int32_t(k->ne[0]);
-    a.head_dim_v = int32_t(v_trans ? v->ne[2] : v->ne[0]);
+    a.head_dim_v = int32_t(v->ne[0]);
     a.n_head     = int32_t(q->ne[2]);
     a.n_head_kv  = int32_t(k->ne[2]);
     a.n_query    = int32_t(n_query);

@@ -28,6 +28,9 @@ void h2og_after_ubatch(h2og_state * state, const llama_ubatch & ubatch);
 // Before llama.cpp removes positions [p0, p1) of a sequence: false if that would not be exact.
 bool h2og_before_seq_rm(h2og_state * state, const llama_kv_cache * cache, int32_t seq_id, int32_t p0, int32_t p1);
 
+// Before llama.cpp empties the cache.
+void h2og_before_clear(h2og_state * state, const llama_kv_cache * cache);
+
 // Before llama.cpp copies a sequence: false to leave it alone.  Entries differ per head, so only whole streams are copied.
 bool h2og_before_seq_cp(h2og_state * state, const llama_kv_cache * cache, int32_t seq_src, int32_t seq_dst, int32_t p0, int32_t p1);
 

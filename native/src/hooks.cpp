@@ -12,6 +12,8 @@
 using namespace h2og;
 
 int h2og_before_batch(h2og_state * state, const llama_batch & batch) {
+    state->batch_weights = std::move(state->query_weights);
+    state->query_weights.clear();
     const int32_t status = guarded([&]() -> int32_t {
         std::map<int32_t, int32_t> n_tokens;
         for (int32_t i = 0; i < batch.n_tokens; ++i) {
@@ -20,8 +22,6 @@ int h2og_before_batch(h2og_state * state, const llama_batch & batch) {
         for (const auto & [seq, n] : n_tokens) {
             state->before_batch(seq, n);
         }
-        state->batch_weights = std::move(state->query_weights);
-        state->query_weights.clear();
         return H2OG_OK;
     });
     if (status == H2OG_OK) {
@@ -45,16 +45,23 @@ void h2og_after_ubatch(h2og_state * state, const llama_ubatch & ubatch) {
             const int32_t s = state->stream_of(seq);
             state->follow_books(s);
             const h2og_view view = state->view(s);
+            const CallbackGuard guard(*state);
             state->observer(state->observer_user, &view, n);
         }
         return H2OG_OK;
     });
 }
 
-bool h2og_before_seq_rm(h2og_state * state, const llama_kv_cache *, int32_t seq_id, int32_t p0, int32_t p1) {
-    const int32_t status = guarded([&]() -> int32_t {
+// The window half of an iSWA cache holds all its entries, and is only told what the evicted half has agreed to.
+
+bool h2og_before_seq_rm(h2og_state * state, const llama_kv_cache * cache, int32_t seq_id, int32_t p0, int32_t p1) {
+    if (cache != state->cache) {
+        return true;
+    }
+    return guarded([&]() -> int32_t {
         const int32_t first = seq_id < 0 ? 0 : state->stream_of(seq_id);
         const int32_t last  = seq_id < 0 ? state->n_stream : first + 1;
+        std::vector<int32_t> emptied;
         for (int32_t s = first; s < last; ++s) {
             state->follow_books(s);
             const auto & cells = h2og_access::cells(*state->cache, s);
@@ -63,18 +70,37 @@ bool h2og_before_seq_rm(h2og_state * state, const llama_kv_cache *, int32_t seq_
             const bool is_nothing = oldest < 0 || begin > newest || end <= oldest;
             const bool is_all     = begin <= oldest && end > newest;
             const bool is_tail    = end > newest && begin >= state->rollback_min(s);
-            const bool is_intact  = state->streams[s].n_evicted == 0;
+            const bool is_intact  = state->streams[s].n_evicted == 0 && state->window == nullptr;
             if (!is_nothing && !is_all && !is_tail && !is_intact) {
-                fail(H2OG_INVALID, "removing positions [%d, %d) would not be exact: entries have been evicted, and only a tail "
-                                   "from %d on can be removed", begin, end, state->rollback_min(s));
+                fail(H2OG_INVALID, "removing positions [%d, %d) would not be exact: only a tail from %d on can be removed",
+                     begin, end, state->rollback_min(s));
+            }
+            if (is_all) {
+                emptied.push_back(s);
             }
         }
+        for (const int32_t s : emptied) {
+            state->forget(s);
+        }
         return H2OG_OK;
-    });
-    return status == H2OG_OK;
+    }) == H2OG_OK;
 }
 
-bool h2og_before_seq_cp(h2og_state * state, const llama_kv_cache *, int32_t seq_src, int32_t seq_dst, int32_t p0, int32_t p1) {
+void h2og_before_clear(h2og_state * state, const llama_kv_cache * cache) {
+    if (cache == state->cache) {
+        guarded([&]() -> int32_t {
+            for (int32_t s = 0; s < state->n_stream; ++s) {
+                state->forget(s);
+            }
+            return H2OG_OK;
+        });
+    }
+}
+
+bool h2og_before_seq_cp(h2og_state * state, const llama_kv_cache * cache, int32_t seq_src, int32_t seq_dst, int32_t p0, int32_t p1) {
+    if (cache != state->cache) {
+        return true;
+    }
     return guarded([&]() -> int32_t {
         const int32_t newest = h2og_access::cells(*state->cache, uint32_t(state->stream_of(seq_src))).seq_pos_max(seq_src);
         if (p0 > 0 || (p1 >= 0 && p1 <= newest)) {

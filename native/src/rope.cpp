@@ -19,6 +19,8 @@ namespace {
 // A key row and how far its position moves.
 struct Turn { int32_t row, by; };  // row = cell*n_head + head
 
+constexpr size_t ROWS_AT_ONCE = 16384;  // so that their float32 copies stay small
+
 // Rotates rows of one layer's keys through a graph on the layer's backend: dequantize, undo the Hadamard rotation, RoPE,
 // redo, requantize.
 void turn_keys(const llama_context & ctx, const llama_kv_cache & cache, const Rotation & r, int32_t il, ggml_tensor * k,
@@ -90,14 +92,18 @@ void turn_keys(const llama_context & ctx, const llama_kv_cache & cache, const Ro
     }
 }
 
+// Turns all rows; done(i) is called when row turns[i] has been turned, so that a failure leaves the books true.
+template <typename F>
 void turn_all(const llama_context & ctx, const llama_kv_cache & cache, const Rotation & r, int32_t il, ggml_tensor * k,
-              int32_t stream, const std::vector<Turn> & turns) {
-    if (r.kind != Rotation::ROPE) {
-        return;
-    }
-    const size_t chunk = 16384;  // rows at a time, so that the float32 copies stay small
-    for (size_t i = 0; i < turns.size(); i += chunk) {
-        turn_keys(ctx, cache, r, il, k, stream, turns.data() + i, int64_t(std::min(chunk, turns.size() - i)));
+              int32_t stream, const std::vector<Turn> & turns, F && done) {
+    for (size_t i = 0; i < turns.size(); i += ROWS_AT_ONCE) {
+        const size_t n = std::min(ROWS_AT_ONCE, turns.size() - i);
+        if (r.kind == Rotation::ROPE) {
+            turn_keys(ctx, cache, r, il, k, stream, turns.data() + i, int64_t(n));
+        }
+        for (size_t t = i; t < i + n; ++t) {
+            done(t);
+        }
     }
 }
 
@@ -121,14 +127,28 @@ void h2og_state::require_rotations() const {
     }
 }
 
+void h2og_state::require_renumbering() const {
+    if (can_renumber) {
+        return;
+    }
+    require_rotations();
+    fail(H2OG_POSITION, "positions cannot be renumbered: this model's are learned");
+}
+
+void h2og_state::learn_rotations() {
+    try {
+        require_rotations();
+    } catch (const Error &) {
+        can_renumber = false;
+    }
+}
+
 void h2og_state::rebase(int32_t s) {
     require_context();
-    if (!can_renumber) {
-        fail(H2OG_POSITION, "the positions of this model are learned and cannot be renumbered");
-    }
+    require_renumbering();
     follow_books(s);
     Stream & stream = streams[s];
-    synchronize();
+    settle();
     ctx->sched_reserve();  // builds a graph, if none has been, to read the rotations from
     require_rotations();
 
@@ -139,35 +159,42 @@ void h2og_state::rebase(int32_t s) {
         }
     }
     std::vector<Turn> turns;
+    std::vector<size_t> entries;  // index into rope_pos of each turn
     for (int32_t j = 0; j < n_layer; ++j) {
         turns.clear();
+        entries.clear();
         for (int32_t ih = 0; ih < n_head_kv; ++ih) {
             const size_t base = index(s, j, ih);
             std::sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return pos[base + a] < pos[base + b]; });
             for (size_t i = 0; i < order.size(); ++i) {
-                int32_t & old = rope_pos[base + order[i]];
+                const int32_t old = rope_pos[base + order[i]];
                 if (old != int32_t(i)) {
                     turns.push_back({ order[i]*n_head_kv + ih, int32_t(i) - old });
-                    old = int32_t(i);
+                    entries.push_back(base + order[i]);
                 }
             }
         }
-        turn_all(*ctx, *cache, rotations[layers[j].il], layers[j].il, layers[j].k, s, turns);
+        turn_all(*ctx, *cache, rotations[layers[j].il], layers[j].il, layers[j].k, s, turns,
+                 [&](size_t t) { rope_pos[entries[t]] += turns[t].by; });
     }
 
     const int32_t shift = stream.n_past - int32_t(order.size());
     if (window != nullptr) {
         // The window layers keep all their entries; they move with the queries, all by the same distance.
         const llama_kv_cells & cells = h2og_access::cells(*window, s);
-        for (const auto & layer : h2og_access::layers(*window)) {
+        const auto & window_layers = h2og_access::layers(*window);
+        stream.window_shift.resize(window_layers.size(), 0);
+        for (size_t w = 0; w < window_layers.size(); ++w) {
+            const auto & layer = window_layers[w];
             const int32_t n_head = int32_t(ctx->get_model().hparams.n_head_kv(layer.il));
             turns.clear();
             for (int32_t cell = 0; cell < int32_t(cells.size()); ++cell) {
                 for (int32_t ih = 0; !cells.is_empty(cell) && ih < n_head; ++ih) {
-                    turns.push_back({ cell*n_head + ih, stream.rope_shift - shift });
+                    turns.push_back({ cell*n_head + ih, stream.window_shift[w] - shift });
                 }
             }
-            turn_all(*ctx, *window, rotations[layer.il], int32_t(layer.il), layer.k, s, turns);
+            turn_all(*ctx, *window, rotations[layer.il], int32_t(layer.il), layer.k, s, turns, [](size_t) {});
+            stream.window_shift[w] = shift;
         }
     }
     stream.rope_shift = shift;

@@ -17,17 +17,6 @@ size_t offset_of(const RowLayout & rows, int32_t stream, int32_t head, int32_t c
     return stream*rows.tensor->nb[2] + cell*rows.tensor->nb[1] + ggml_row_size(rows.tensor->type, int64_t(head)*rows.head_dim);
 }
 
-// Rows as plain elements that backends copy unchanged, so that a graph moves them bit for bit.
-// Quantized rows are seen as float32 where their size allows it.
-struct RawRows { ggml_type type; int64_t n; };
-
-RawRows raw_rows(size_t row_bytes) {
-    if (row_bytes % sizeof(float) != 0) {
-        fail(H2OG_UNSUPPORTED, "rows of %zu bytes cannot be moved on a device", row_bytes);
-    }
-    return { GGML_TYPE_F32, int64_t(row_bytes/sizeof(float)) };
-}
-
 } // namespace
 
 void move_rows_host(const RowLayout & rows, int32_t stream, const std::vector<Move> & moves) {
@@ -49,6 +38,22 @@ void move_rows_host(const RowLayout & rows, int32_t stream, const std::vector<Mo
     }
 }
 
+namespace {
+
+// For rows whose size no graph can move: the stream travels to the host and back.
+void move_rows_through_host(const RowLayout & rows, int32_t stream, const std::vector<Move> & moves) {
+    const ggml_tensor * t = rows.tensor;
+    std::vector<char> data(t->nb[2]);
+    ggml_backend_tensor_get(t, data.data(), stream*t->nb[2], data.size());
+    const size_t bytes = ggml_row_size(t->type, rows.head_dim);
+    for (const Move & m : moves) {
+        memcpy(data.data() + offset_of(rows, 0, m.head, m.to), data.data() + offset_of(rows, 0, m.head, m.from), bytes);
+    }
+    ggml_backend_tensor_set(rows.tensor, data.data(), stream*t->nb[2], data.size());
+}
+
+} // namespace
+
 void move_rows_graph(const RowLayout & rows, int32_t stream, const std::vector<Move> & moves, ggml_backend_t backend) {
     if (moves.empty()) {
         return;
@@ -56,12 +61,16 @@ void move_rows_graph(const RowLayout & rows, int32_t stream, const std::vector<M
     ggml_tensor * t = rows.tensor;
     const int64_t n_rows = int64_t(rows.n_head)*t->ne[1];
     const size_t  row_bytes = ggml_row_size(t->type, rows.head_dim);
-    const RawRows raw = raw_rows(row_bytes);
+    if (row_bytes % sizeof(float) != 0) {
+        move_rows_through_host(rows, stream, moves);
+        return;
+    }
 
     ggml_context_ptr ctx { ggml_init({ 16*ggml_tensor_overhead() + ggml_graph_overhead_custom(16, false), nullptr, true }) };
 
-    // Head h of cell c is row c*n_head + h, since heads lie side by side in a cell.
-    ggml_tensor * all = ggml_new_tensor_2d(ctx.get(), raw.type, raw.n, n_rows);
+    // Head h of cell c is row c*n_head + h, since heads lie side by side in a cell. Rows are seen as float32, whatever
+    // their type, because backends copy that unchanged: they move bit for bit.
+    ggml_tensor * all = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F32, int64_t(row_bytes/sizeof(float)), n_rows);
     all->buffer = t->buffer;
     all->data   = static_cast<char *>(t->data) + stream*t->nb[2];
     ggml_tensor * from = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I32, int64_t(moves.size()));

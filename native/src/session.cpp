@@ -43,7 +43,7 @@ int64_t state_size(h2og_state & state, int32_t s) {
 }
 
 void state_save(h2og_state & state, int32_t s, uint8_t * out, int64_t size) {
-    state.synchronize();
+    state.settle();
     if (size != state_size(state, s)) {
         fail(H2OG_INVALID, "the saved state takes %lld bytes, not %lld", (long long) state_size(state, s), (long long) size);
     }
@@ -103,6 +103,7 @@ void state_load(h2og_state & state, int32_t s, const uint8_t * data, int64_t siz
         }
     }
     st.rope_shift  = header.rope_shift;
+    st.window_shift.assign(state.window != nullptr ? h2og_access::layers(*state.window).size() : 0, header.rope_shift);
     st.exact_from  = header.exact_from;
     st.n_evicted   = header.n_evicted;
     st.n_evictions = header.n_evictions;

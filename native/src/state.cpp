@@ -176,6 +176,9 @@ void h2og_state::set_params(const h2og_params & wanted) {
     const bool has_positions = hparams.rope_type != LLAMA_ROPE_TYPE_NONE || has_learned_positions(ctx->get_model());
     const int32_t trained = has_positions ? trained_positions(ctx->get_model(), ctx->get_cparams()) : INT32_MAX;
     n_pos_max = wanted.n_pos_max > 0 ? wanted.n_pos_max : trained;
+    if (has_learned_positions(ctx->get_model())) {
+        n_pos_max = std::min(n_pos_max, trained);  // there is no embedding for any position beyond
+    }
     ++version;
     h2og_access::reserve_again(*ctx);
 }
@@ -241,7 +244,7 @@ void h2og_state::follow_books(int32_t stream) {
     Stream & s = streams[stream];
 
     if (cells.get_used() == 0 && s.n_used > 0) {
-        s = Stream{ std::move(s.books), 0, 0, 0, 0, 0, 0, 0 };
+        forget(stream);
     }
 
     bool changed_scores = false;
@@ -251,6 +254,9 @@ void h2og_state::follow_books(int32_t stream) {
             continue;
         }
         if (s.books[cell] != -1) {  // emptied, or refilled behind our back
+            if (!changed_scores) {
+                synchronize();  // what is uploaded below must be what the device has, but for these entries
+            }
             clear_entry(stream, cell);
             changed_scores = true;
         }
@@ -271,6 +277,23 @@ void h2og_state::follow_books(int32_t stream) {
     if (changed_scores) {
         upload_scores(stream);
     }
+}
+
+void h2og_state::forget(int32_t stream) {
+    // All of it: cells that were filled after the books were last followed have scores as well.
+    const size_t begin = index(stream, 0, 0), n = index(1, 0, 0);
+    std::fill_n(pos.begin() + begin, n, -1);
+    std::fill_n(rope_pos.begin() + begin, n, -1);
+    std::fill_n(scores + begin, n, 0.0f);
+    upload_scores(stream);
+    streams[stream] = Stream{};
+    streams[stream].books.assign(n_cells, -1);
+}
+
+void h2og_state::settle() {
+    require_context();
+    ctx->memory_update(false);
+    synchronize();
 }
 
 void h2og_state::synchronize() {
@@ -307,7 +330,7 @@ void h2og_state::copy_stream(int32_t from, int32_t to) {
     if (from == to) {
         return;
     }
-    synchronize();
+    settle();
     follow_books(from);
     const size_t n = index(1, 0, 0);
     std::copy_n(pos.begin()      + index(from, 0, 0), n, pos.begin()      + index(to, 0, 0));

@@ -25,6 +25,7 @@ struct Stream {
     int32_t n_used     = 0;        // occupied cells
     int32_t n_past     = 0;        // next position
     int32_t rope_shift = 0;        // position minus rotary position of new tokens
+    std::vector<int32_t> window_shift;  // the same for the keys of each window layer
     int32_t exact_from = 0;        // cells with positions from here on hold their own entry in every head
     int64_t n_evicted  = 0;
     int64_t n_evictions = 0;
@@ -58,6 +59,9 @@ struct h2og_state {
     // Follows llama.cpp's books: new cells get their position, emptied ones lose theirs.
     void follow_books(int32_t stream);
 
+    // The sequence has been emptied, or is about to be.
+    void forget(int32_t stream);
+
     // Makes room for n tokens of a sequence, renumbering positions first where they would pass n_pos_max.
     void before_batch(int32_t seq, int32_t n);
 
@@ -65,11 +69,14 @@ struct h2og_state {
     void    evict(int32_t stream, const int32_t * victims, int32_t n);
     void    rebase(int32_t stream);
     void    require_rotations() const;  // throws unless every layer's keys can be re-rotated
+    void    require_renumbering() const; // throws, with the reason, unless can_renumber
+    void    learn_rotations();          // decides can_renumber, once a graph has been built
     int32_t rollback_min(int32_t stream) const;
 
-    // Fills the view; scores are current after synchronize().
+    // The view's scores are current after synchronize().
     h2og_view view(int32_t stream) const;
-    void      synchronize();
+    void      synchronize();   // waits for the backends and fetches the scores of device layers
+    void      settle();        // also carries out sequence copies that llama.cpp has only queued
 
     // Scores of device layers, host to device.
     void upload_scores(int32_t stream);
@@ -108,6 +115,8 @@ struct h2og_state {
     std::vector<int32_t> pos;               // same shape
     std::vector<int32_t> rope_pos;          // same shape
 
+    bool in_callback = false;                  // a policy or an observer is running
+
     std::vector<float> query_weights;          // of the next batch, in batch order; empty: all 1
     std::vector<float> batch_weights;          // of the batch being decoded
 
@@ -126,3 +135,20 @@ private:
     void allocate_scores();
     void clear_entry(int32_t stream, int32_t cell);
 };
+
+namespace h2og {
+
+// While it lives, a callback of the caller's runs.
+class CallbackGuard {
+public:
+    explicit CallbackGuard(h2og_state & state) : state(state) { state.in_callback = true; }
+    ~CallbackGuard() { state.in_callback = false; }
+
+    CallbackGuard(const CallbackGuard &) = delete;
+    CallbackGuard & operator=(const CallbackGuard &) = delete;
+
+private:
+    h2og_state & state;
+};
+
+} // namespace h2og

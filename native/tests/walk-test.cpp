@@ -227,6 +227,22 @@ void copies_whole_sequences(llama_model & model) {
     CHECK(llama_memory_seq_pos_max(memory, 1) == -1, "part of a sequence was copied");
     llama_memory_seq_cp(memory, 0, 1, -1, -1);
     const auto next = tiny::random_tokens(rng, 5);
+    // Until the next decode, llama.cpp has only queued the copy: whoever moves rows carries it out first.
+    std::vector<std::vector<float>> keys(2, std::vector<float>(size_t(tiny::N_HEAD_KV)*o.n_ctx*tiny::HEAD_DIM));
+    for (int32_t seq = 0; seq < 2; ++seq) {
+        policy.rng.seed(2);
+        CHECK(h2og_make_room(cache, seq, 50) > 0, "%s", h2og_last_error());
+        CHECK(h2og_read_keys(cache, seq, 1, keys[seq].data()) == H2OG_OK, "%s", h2og_last_error());
+    }
+    h2og_view v;
+    CHECK(h2og_get_view(cache, 0, &v) == H2OG_OK, "%s", h2og_last_error());
+    for (int32_t head = 0; head < v.n_head_kv; ++head) {
+        for (int32_t cell = 0; cell < v.n_cells; ++cell) {
+            const size_t row = (size_t(head)*v.n_cells + cell)*tiny::HEAD_DIM;
+            CHECK(v.pos[cell] == -1 || std::equal(&keys[0][row], &keys[0][row] + tiny::HEAD_DIM, &keys[1][row]),
+                  "key of head %d, cell %d is not the copied one", head, cell);
+        }
+    }
     std::vector<float> logits[2];
     for (int32_t seq = 0; seq < 2; ++seq) {
         policy.rng.seed(1);

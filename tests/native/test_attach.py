@@ -14,7 +14,14 @@ import pytest
 from harness import opened, policy_of, random_tokens, require_runtime
 from tiny_models import ARCHITECTURES, build, native
 
-from h2o_gguf.errors import BudgetError, ClosedError, H2OError, OptionError, UnsupportedModelError
+from h2o_gguf.errors import (
+    BudgetError,
+    ClosedError,
+    H2OError,
+    OptionError,
+    PolicyError,
+    UnsupportedModelError,
+)
 from h2o_gguf.models.shape import read_shape
 from h2o_gguf.models.support import support
 from h2o_gguf.policies import make
@@ -42,11 +49,12 @@ def test_every_architecture_evicts_or_is_refused_in_words(arch: str, tmp_path: P
     [
         ({"budget": -1}, BudgetError),
         ({"budget": 257}, BudgetError),
-        ({"budget": 64, "block": 0}, H2OError),
-        ({"budget": 64, "decay": 0.0}, H2OError),
-        ({"budget": 64, "decay": 1.5}, H2OError),
-        ({"budget": 64, "decay": float("nan")}, H2OError),
-        ({"budget": 64, "n_pos_max": -5}, H2OError),
+        ({"budget": 2**40}, BudgetError),
+        ({"budget": 64, "block": 0}, OptionError),
+        ({"budget": 64, "decay": 0.0}, OptionError),
+        ({"budget": 64, "decay": 1.5}, OptionError),
+        ({"budget": 64, "decay": float("nan")}, OptionError),
+        ({"budget": 64, "n_pos_max": -5}, OptionError),
         ({"budget": 64, "attention": "magic"}, OptionError),
     ],
 )
@@ -102,6 +110,56 @@ def test_a_cache_outlives_its_context_and_says_so(tmp_path: Path) -> None:
             cache.used()
         cache.close()
         cache.close()
+
+
+def test_detaching_clears_what_llama_cpp_cannot_go_on_with(tmp_path: Path) -> None:
+    path = build("llama", tmp_path / "m.gguf", n_ctx_train=128)
+    with opened(path, n_ubatch=32, budget=48, block=8) as run:
+        policy_of(run, make("h2o+", 48))
+        run.feed(random_tokens(300), 30)
+        run.cache.close()
+        assert run.lib.llama_memory_seq_pos_max(run.memory, 0) == -1
+        got = run.decode(random_tokens(20))
+    with opened(path, n_ubatch=32) as fresh:
+        assert np.array_equal(fresh.decode(random_tokens(20)), got)
+    with opened(path, n_ubatch=32, budget=200) as run:
+        run.decode(random_tokens(20))
+        run.cache.close()
+        assert run.lib.llama_memory_seq_pos_max(run.memory, 0) == 19, "what was never evicted from stays"
+
+
+def test_a_policy_only_looks(tmp_path: Path) -> None:
+    path = build("llama", tmp_path / "m.gguf")
+    with opened(path, n_ubatch=32, budget=48, block=8) as run:
+        refused: list[str] = []
+
+        def meddling(view: object, n: int) -> np.ndarray:
+            for call in (
+                run.cache.rebase,
+                lambda: run.cache.make_room(4),
+                lambda: run.cache.keys(0),
+                run.cache.save,
+            ):
+                with pytest.raises(H2OError) as error:
+                    call()
+                refused.append(str(error.value))
+            return np.broadcast_to(np.arange(n, dtype=np.int32), (*run.cache.pos_shape, n))
+
+        run.cache.pos_shape = run.cache.pos.shape[:2]
+        run.cache.set_policy(meddling)
+        run.feed(random_tokens(120), 30)
+        assert len(refused) >= 4 and all("must not change" in text for text in refused)
+
+
+@pytest.mark.parametrize("bad", [2**32 + 3, -1, 2.7, None, "3"])
+def test_victims_that_are_no_cells_are_refused(bad: object, tmp_path: Path) -> None:
+    path = build("llama", tmp_path / "m.gguf")
+    with opened(path, budget=48) as run:
+        run.decode(random_tokens(20))
+        victims = np.full((run.cache.n_layer, run.cache.n_head_kv, 1), bad)
+        with pytest.raises(PolicyError):
+            run.cache.evict(victims)
+        assert run.cache.used() == 20
 
 
 def test_closing_many_times_leaks_nothing(tmp_path: Path) -> None:
