@@ -63,7 +63,7 @@ def chat(
     """Talk to a model, for as long as you like; /help lists what it understands.
 
     Without --kv-budget 2,048 entries per KV head are kept, or what the model allows; when they are used up,
-    the policy evicts the least useful, never the system message. With stdin piped each line is a message.
+    the policy chooses what leaves, never the system message. With stdin piped each line is a message.
     """
     if file == "-":
         raise OptionError("a chat reads its messages from stdin; -f must name a file", "file")
@@ -95,8 +95,8 @@ def chat(
         if first:
             conversation.say("\n\n".join(first))
         while (message := messages.read()) is not None:
-            if message.startswith("/"):
-                if handle(conversation, message) == LEAVE:
+            if message.is_command:
+                if handle(conversation, message.text) == LEAVE:
                     return
-            elif message.strip():
-                conversation.say(message.strip("\n"))
+            elif message.text.strip():
+                conversation.say(message.text)

@@ -76,7 +76,9 @@ def _regen(conversation: Conversation, _: str) -> None:
 
 def _read(conversation: Conversation, argument: str) -> None:
     if not argument:
-        notice("/read FILE: which file?")
+        waiting = ", ".join(each.name for each in conversation.session.attachments)
+        conversation.session.drop_attachments()
+        notice(f"{waiting} will not be sent" if waiting else "/read FILE: which file?")
         return
     attachment = conversation.session.read_file(_path(argument))
     replaced = f", {attachment.n_replaced:,} places were no text" if attachment.n_replaced else ""
@@ -129,7 +131,9 @@ COMMANDS = {
     "/exit": Command("", "leave", _exit),
     "/clear": Command("", "forget the conversation, keep the system message", _clear),
     "/regen": Command("", "another answer to the last message", _regen),
-    "/read": Command("FILE", "put a text file of any length before your next message", _read),
+    "/read": Command(
+        "FILE", "put a text file of any length before your next message; alone: take it back", _read
+    ),
     "/system": Command("TEXT", "set the system message", _system),
     "/set": Command("NAME VALUE", "change how answers are drawn; alone: show the settings", _set),
     "/kv": Command("", "how full the KV cache is, and what has come and gone", _kv),

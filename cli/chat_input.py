@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from h2o_gguf.cli.render import notice
 
-__all__ = ["LineInput", "MessageInput", "TerminalInput", "is_open_quote", "unquote"]
+__all__ = ["LineInput", "Message", "MessageInput", "TerminalInput", "is_open_quote", "parse"]
 
 QUOTES = '"""'
 HINT = "Ctrl-D or /exit leaves; Ctrl-C stops an answer."
 
 
+@dataclass(frozen=True)
+class Message:
+    """What was typed.  is_command : the text is for the chat, not for the model."""
+
+    text: str
+    is_command: bool = False
+
+
 class MessageInput(Protocol):
     """A source of messages."""
 
-    def read(self) -> str | None:
+    def read(self) -> Message | None:
         """The next message; None at the end."""
         ...
 
@@ -28,18 +37,18 @@ def is_open_quote(text: str) -> bool:
     return text.startswith(QUOTES) and not (len(text) >= 2 * len(QUOTES) and text.endswith(QUOTES))
 
 
-def unquote(text: str) -> str:
-    """The text without the triple quotes around it."""
-    text = text.strip()
-    if not text.startswith(QUOTES):
-        return text
-    return text[len(QUOTES) :].removesuffix(QUOTES).strip("\n")
+def parse(typed: str) -> Message:
+    """The message, without triple quotes around it; a command is one line, unquoted, that begins with a slash."""
+    text = typed.strip()
+    if text.startswith(QUOTES):
+        return Message(text[len(QUOTES) :].removesuffix(QUOTES).strip("\n"))
+    return Message(text, is_command=typed.startswith("/") and "\n" not in text)
 
 
 class LineInput:
     """One message a line; triple quotes hold several lines together."""
 
-    def read(self) -> str | None:
+    def read(self) -> Message | None:
         """The next message; None at the end."""
         line = sys.stdin.readline()
         if not line:
@@ -50,7 +59,7 @@ class LineInput:
                 notice("the triple quotes are never closed; what they hold is sent as it is")
                 break
             line += more
-        return unquote(line)
+        return parse(line)
 
 
 class TerminalInput:
@@ -76,11 +85,11 @@ class TerminalInput:
             prompt_continuation="  ",
         )
 
-    def read(self) -> str | None:
+    def read(self) -> Message | None:
         """The next message; None at Ctrl-D."""
         while True:
             try:
-                return unquote(self._session.prompt("> "))
+                return parse(self._session.prompt("> "))
             except KeyboardInterrupt:
                 notice(HINT)
             except EOFError:

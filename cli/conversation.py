@@ -18,6 +18,13 @@ __all__ = ["Conversation"]
 
 Answer = Callable[[Callable[[int, int], None], CancelToken], Generator[str, None, None]]
 
+KEEPS = {
+    "h2o+": "the most useful",
+    "h2o": "the most useful",
+    "streaming": "the first and the newest",
+    "random": "drawn at random",
+}
+
 
 class Conversation:
     """Shows the turns of a session; what fails is said, and the conversation goes on.
@@ -46,16 +53,23 @@ class Conversation:
                 printer.show(lambda progress: answer(progress, cancel))
         except Cancelled:
             notice("stopped while reading; the message was taken back")
+            self._say_what_waits()
             return
         except H2OError as error:
             if error.exit_code == NATIVE:
                 raise
             complain(str(error))
             notice("the message was taken back; the conversation goes on without it")
+            self._say_what_waits()
             return
         self._say_what_happened()
         if self._sets_off:
             print(flush=True)
+
+    def _say_what_waits(self) -> None:
+        names = ", ".join(each.name for each in self.session.attachments)
+        if names:
+            notice(f"{names} still goes with your next message; /read alone takes it back")
 
     def _say_what_happened(self) -> None:
         turn, kv = self.session.last, self.session.report()
@@ -72,9 +86,10 @@ class Conversation:
                 )
         if turn.n_evicted and not self._has_told_eviction:
             self._has_told_eviction = True
+            system = ", the system message among them" if self.session.pins_system else ""
             notice(
-                f"the cache is full: from now on {kv.policy} keeps the {kv.budget:,} most useful entries per "
-                "KV head, the system message among them (/kv shows how full it is)"
+                f"the cache is full: from now on {kv.policy} keeps {kv.budget:,} entries per KV head, "
+                f"{KEEPS.get(kv.policy, 'which it chooses')}{system} (/kv shows how full it is)"
             )
         if self._verbose:
             notice(f"read {speed(turn.n_read, turn.read_s)}, wrote {speed(turn.n_written, turn.write_s)}")

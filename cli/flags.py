@@ -15,7 +15,20 @@ from collections.abc import Callable
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, get_type_hints
 
-__all__ = ["expand_flags"]
+import typer
+
+__all__ = ["FromEnvironment", "expand_flags", "mark_environment"]
+
+
+class FromEnvironment(int):
+    """A number that a variable of the environment gave, so that a flag may overrule it."""
+
+
+def mark_environment(context: typer.Context, parameter: typer.CallbackParam, value: Any) -> Any:
+    """The value of an option; a FromEnvironment if that is where it is from."""
+    source = context.get_parameter_source(parameter.name or "")
+    is_variable = source is not None and source.name == "ENVIRONMENT"
+    return FromEnvironment(value) if is_variable and value is not None else value
 
 
 def expand_flags(**defaults: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:

@@ -26,7 +26,9 @@ def history_file(wanted: bool) -> Path | None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch(mode=0o600, exist_ok=True)
+        if path.is_file():  # not /dev/null
+            path.chmod(0o600)
         return path
     except OSError as error:
-        notice(f"no history: {path} cannot be written ({error.strerror})")
+        notice(f"no history: {path} cannot be written for you alone ({error.strerror})")
         return None

@@ -11,6 +11,7 @@ import typer
 
 from h2o_gguf import models
 from h2o_gguf.cli.fetching import fetch_with_bar
+from h2o_gguf.cli.flags import FromEnvironment
 from h2o_gguf.cli.options import CacheFlags, ModelFlags
 from h2o_gguf.cli.render import is_terminal, notice, show_bytes
 from h2o_gguf.errors import ModelFileError, OptionError
@@ -63,6 +64,9 @@ def open_model(model: ModelFlags, cache: CacheFlags, default_budget: int) -> H2O
 
     evicts = cache.policy.strip().lower() != "none"
     budget = cache.kv_budget
+    if isinstance(budget, FromEnvironment) and not evicts:
+        notice(f"$H2O_GGUF_KV_BUDGET is {budget}, which does not count with --policy none")
+        budget = None
     if budget is None and evicts:
         budget = _default_budget(path, model.ctx_size, default_budget)
     return H2OLlama(

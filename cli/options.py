@@ -10,6 +10,8 @@ from typing import Annotated, Optional
 
 import typer
 
+from h2o_gguf.cli.flags import mark_environment
+
 __all__ = ["CacheFlags", "ModelFlags", "SamplingFlags"]
 
 CACHE_TYPES = "f32, f16, bf16, q8_0, q5_1, q5_0, q4_1, q4_0, iq4_nl"
@@ -85,7 +87,7 @@ class CacheFlags:
         Optional[int],  # noqa: UP045
         typer.Option(
             "--kv-budget", "--max-kv-size", envvar="H2O_GGUF_KV_BUDGET", metavar="N", min=1,
-            show_default=False, help="Entries kept per KV head after an eviction.",
+            show_default=False, callback=mark_environment, help="Entries kept per KV head after an eviction.",
         ),
     ] = None  # fmt: skip
     policy: Annotated[

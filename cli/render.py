@@ -32,6 +32,7 @@ FLAGS = {
     "n_recent": "--kv-evict-window",
     "type_k": "--cache-type-k",
     "type_v": "--cache-type-v",
+    "policy='h2o+'": "--policy h2o+",
     "flash_attn=True": "--flash-attn on",
     "flash_attn": "--flash-attn",
 }
@@ -112,7 +113,7 @@ def kv_lines(kv: KVReport) -> list[str]:
 def _as_flags(text: str) -> str:
     """The text with the Python API's names for options replaced by the flags."""
     for name, flag in FLAGS.items():
-        text = re.sub(rf"(?<![\w./'\"-]){name}(?![\w./'\"-]|\.\w)", flag, text)
+        text = re.sub(rf"(?<![\w./'\"-]){re.escape(name)}(?![\w./'\"-]|\.\w)", flag, text)
     return text
 
 

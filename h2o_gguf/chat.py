@@ -6,6 +6,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from h2o_gguf.cancel import CancelToken
 from h2o_gguf.chat_template import ChatTemplate
 from h2o_gguf.documents import Document
 from h2o_gguf.errors import OptionError
+from h2o_gguf.lock import Turn as CallTurn
 from h2o_gguf.pieces import Tokenizer
 from h2o_gguf.reply import FinishReason, Reply, write_reply
 from h2o_gguf.report import KVReport
@@ -59,7 +61,11 @@ class ChatSession:
     Each turn decodes only what is new; the system message is pinned. Where the template rewrites what was
     said before, or the cache was used by others meanwhile, the conversation is read again.
 
+    A reply is a stream of `llm`, as those of create_completion are: other threads wait until it ends or is
+    closed, llm.cancel() stops it, and llm.close() cancels it first.
+
     messages : the conversation, oldest first, as {"role", "content"}.  last : what the last reply took.
+    pins_system : whether the cache has a system message that is never evicted.
     """
 
     def __init__(
@@ -83,6 +89,7 @@ class ChatSession:
         self.max_tokens = max_tokens
         self.messages: list[dict[str, str]] = []
         self.last: Turn | None = None
+        self.pins_system = False
         self.n_tokens_read = 0
         self.n_tokens_written = 0
         self._llm = llm
@@ -118,16 +125,20 @@ class ChatSession:
 
         progress : called with (tokens read, tokens in all) while reading.
 
-        Raises: Cancelled while the message is read; ContextOverflowError, BudgetError, ChatTemplateError.
+        Raises: Cancelled while the message is read; ContextOverflowError, BudgetError, ChatTemplateError;
+            BusyError, ClosedError.
         """
-        documents = [f"Document {a.name}:\n\n{a.text.rstrip()}" for a in self._attachments]
-        self._attachments.clear()
-        self.messages.append({"role": "user", "content": "\n\n".join([*documents, text])})
-        try:
-            yield from self._answer(progress, cancel)
-        finally:
-            if self.messages[-1]["role"] == "user":
-                self.messages.pop()
+        with self._llm.turn(cancel) as (turn, token):
+            attachments = list(self._attachments)
+            self._attachments.clear()
+            documents = [f"Document {a.name}:\n\n{a.text.rstrip()}" for a in attachments]
+            self.messages.append({"role": "user", "content": "\n\n".join([*documents, text])})
+            try:
+                yield from _handed_out(turn, self._answer(progress, token))
+            finally:
+                if self.messages[-1]["role"] == "user":
+                    self.messages.pop()
+                    self._attachments[:0] = attachments
 
     def regenerate(
         self, *, progress: Progress | None = None, cancel: CancelToken | None = None
@@ -138,15 +149,16 @@ class ChatSession:
 
         Raises: OptionError, there is no reply yet; and what `ask` raises, with the old reply kept.
         """
-        if not self.messages or self.messages[-1]["role"] != "assistant":
-            raise OptionError("there is no reply to make again: say something first", "regenerate")
-        old = self.messages.pop()
-        self._prompt = None
-        try:
-            yield from self._answer(progress, cancel)
-        finally:
-            if self.messages[-1]["role"] == "user":
-                self.messages.append(old)
+        with self._llm.turn(cancel) as (turn, token):
+            if not self.messages or self.messages[-1]["role"] != "assistant":
+                raise OptionError("there is no reply to make again: say something first", "regenerate")
+            old = self.messages.pop()
+            self._prompt = None
+            try:
+                yield from _handed_out(turn, self._answer(progress, token))
+            finally:
+                if self.messages[-1]["role"] == "user":
+                    self.messages.append(old)
 
     def clear(self) -> None:
         """Forget the conversation; the system message stays."""
@@ -174,6 +186,10 @@ class ChatSession:
         self._attachments.append(attachment)
         return attachment
 
+    def drop_attachments(self) -> None:
+        """Let go of the documents that wait for the next message."""
+        self._attachments.clear()
+
     @property
     def attachments(self) -> tuple[Attachment, ...]:
         """The documents that wait for the next message."""
@@ -183,7 +199,7 @@ class ChatSession:
         """The state of the cache."""
         return self._engine.report()  # type: ignore[no-any-return]
 
-    def _answer(self, progress: Progress | None, cancel: CancelToken | None) -> Generator[str, None, None]:
+    def _answer(self, progress: Progress | None, cancel: CancelToken) -> Generator[str, None, None]:
         n_evicted = self.report().evicted
         start_s = time.perf_counter()
         n_read, n_reused = self._read(progress, cancel)
@@ -218,26 +234,27 @@ class ChatSession:
                 write_s=time.perf_counter() - start_s - read_s,
             )
 
-    def _read(self, progress: Progress | None, cancel: CancelToken | None) -> tuple[int, int]:
+    def _read(self, progress: Progress | None, cancel: CancelToken) -> tuple[int, int]:
         """Bring the cache to the point where the reply begins; return tokens read and tokens reused."""
         prompt = self.template.render(self.messages, opens_reply=True)
         n_before = self._engine.n_past
         added = self._added(prompt)
         if added is not None:
             # Reading much evicts what a rollback would need.
-            saved = self._llm.save_state() if self._engine.policy and len(added) > N_UNSAVED else None
+            saved = self._llm._save_state() if self._engine.policy and len(added) > N_UNSAVED else None
             try:
                 self._engine.prefill(added, progress=progress, cancel=cancel)
             except BaseException:
                 if not self._engine.rollback(n_before) and saved is not None:
-                    self._llm.load_state(saved)
+                    self._llm._load_state(saved)
                 raise
             self._prompt = prompt
             return len(added), n_before
         self._prompt = None
         tokens = self._tokenizer.first(prompt, self._contents(self.messages))
-        pins = [*self._pins(prompt, tokens), *self._pin]
-        n_reused = self._engine.sync(tokens, pins=pins, progress=progress, cancel=cancel)
+        pins = self._pins(prompt, tokens)
+        self.pins_system = bool(pins) and self.system is not None
+        n_reused = self._engine.sync(tokens, pins=[*pins, *self._pin], progress=progress, cancel=cancel)
         self._prompt = prompt
         return self._engine.n_past - n_reused, n_reused
 
@@ -273,3 +290,14 @@ class ChatSession:
             return []
         end = start + len(text)
         return [(self._tokenizer.index(tokens, prompt, start), self._tokenizer.index(tokens, prompt, end))]
+
+
+def _handed_out(turn: CallTurn, pieces: Generator[str, None, None]) -> Generator[str, None, None]:
+    """The pieces; while the reader has one, whoever closes the model need not wait."""
+    with closing(pieces):
+        for piece in pieces:
+            turn.pause()
+            try:
+                yield piece
+            finally:
+                turn.resume()

@@ -9,8 +9,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gguf.constants import GGMLQuantizationType
+
 from h2o_gguf.errors import ModelFileError, NativeError, OptionError
 from h2o_gguf.models import ModelShape, read_shape
+from h2o_gguf.models.memory import CACHE_TYPES
 from h2o_gguf.native import C, high, native_log
 
 __all__ = [
@@ -25,9 +28,7 @@ __all__ = [
     "read_model_shape",
 ]
 
-KV_TYPES = {
-    "f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "iq4_nl": 20, "bf16": 30,
-}  # fmt: skip
+KV_TYPES = {name: int(GGMLQuantizationType[name.upper()]) for name in CACHE_TYPES}
 UNQUANTIZED = {0, 1, 30}
 ALL_LAYERS = 0x7FFFFFFF
 OVERRIDE_CHARS = 128

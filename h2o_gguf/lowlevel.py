@@ -255,6 +255,19 @@ class LowLevel:
         turn.end()
 
     @contextmanager
+    def turn(self, cancel: CancelToken | None = None) -> Iterator[tuple[Turn, CancelToken]]:
+        """The right to use `engine` in a with-block, and the token that cancel() and close() set.
+
+        Between two steps Turn.pause lets close() in, Turn.resume goes on.  Raises: BusyError; ClosedError.
+        """
+        turn, token = self._begin(cancel or CancelToken())
+        try:
+            _ = self.engine
+            yield turn, token
+        finally:
+            self._end(turn)
+
+    @contextmanager
     def _call(self, cancel: CancelToken | None = None) -> Iterator[CancelToken]:
         turn, token = self._begin(cancel or CancelToken())
         try:

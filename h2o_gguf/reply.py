@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -39,31 +39,36 @@ def write_reply(
     max_tokens: int | None = None,
     stops: Sequence[str] = (),
     cancel: CancelToken | None = None,
-) -> Iterator[str]:
+) -> Generator[str, None, None]:
     """Yield the pieces of the model's answer to what `engine` has read, and keep them in `reply`.
 
     Ends at a token that ends text or turn, at a stop string, after max_tokens, or when cancelled.
     """
     vocab = engine.context.vocab
     characters, scanner = Utf8Stream(), StopScanner(stops)
-    with closing(engine.generate(sampler, max_tokens=max_tokens, cancel=cancel)) as tokens:
-        for token in tokens:
-            if vocab.is_end(token):
-                reply.finish_reason = "stop"
-                break
-            reply.tokens.append(token)
-            text = scanner.push(characters.push(vocab.piece(token)))
-            if scanner.stopped:
-                reply.finish_reason, reply.is_whole = "stop", False
-            if text:
-                reply.text += text
-                yield text
-            if scanner.stopped:
-                return
-        else:
-            reply.finish_reason = "cancelled" if engine.cancelled else "length"
-    rest = scanner.finish()
-    reply.is_whole = not characters.held
-    if rest:
-        reply.text += rest
-        yield rest
+    try:
+        with closing(engine.generate(sampler, max_tokens=max_tokens, cancel=cancel)) as tokens:
+            for token in tokens:
+                if vocab.is_end(token):
+                    reply.finish_reason = "stop"
+                    break
+                reply.tokens.append(token)
+                text = scanner.push(characters.push(vocab.piece(token)))
+                if scanner.stopped:
+                    reply.finish_reason = "stop"
+                if text:
+                    reply.text += text
+                    yield text
+                if scanner.stopped:
+                    return
+            else:
+                reply.finish_reason = "cancelled" if engine.cancelled else "length"
+        rest = scanner.finish()
+        if scanner.stopped:
+            reply.finish_reason = "stop"
+        if rest:
+            reply.text += rest
+            yield rest
+    finally:
+        # What was held back or swallowed is in the tokens, but not in the text.
+        reply.is_whole = not (scanner.stopped or scanner.held or characters.held)

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from typing import Any
 
 from h2o_gguf import policies
 from h2o_gguf.errors import BudgetError, OptionError
+from h2o_gguf.models import ModelShape, require_support
+from h2o_gguf.models.memory import pad_cells
 from h2o_gguf.policies import Policy
 
-__all__ = ["N_BATCH", "CacheOptions", "Sizes", "plan_sizes"]
+__all__ = ["N_BATCH", "CacheOptions", "Sizes", "plan_model_sizes", "plan_sizes"]
 
 N_BATCH = 512
 N_BATCH_MIN = 32
 N_BATCH_SWA = 64
-PAD = 256  # llama.cpp rounds the cells of a cache up to a multiple of this
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,23 @@ class Sizes:
     can_renumber: bool = True
 
 
+def plan_model_sizes(options: CacheOptions, shape: ModelShape) -> Sizes:
+    """Return the sizes of a context for this model: what H2OLlama allocates for these options.
+
+    Raises: UnsupportedModelError, entries shall be evicted and cannot be; OptionError, BudgetError.
+    """
+    if not options.evicts:
+        return plan_sizes(options, shape.n_ctx_train)
+    verdict = require_support(shape)
+    return plan_sizes(
+        options,
+        shape.n_ctx_train,
+        verdict.n_pos_max,
+        can_renumber=verdict.can_renumber,
+        n_swa=shape.n_swa,
+    )
+
+
 def plan_sizes(
     options: CacheOptions,
     n_ctx_train: int,
@@ -107,7 +126,7 @@ def plan_sizes(
     n_ubatch = min(_n_batch(options, min(N_BATCH, max(N_BATCH_MIN, policy.budget))), n_ctx)
     overhead = max(n_ubatch, block)
     if not can_renumber:
-        n_cells = _pad(max(policy.budget + overhead, n_swa + n_ubatch))
+        n_cells = pad_cells(max(policy.budget + overhead, n_swa + n_ubatch))
         return Sizes(policy, n_ctx, n_cells, n_ubatch, block, limit, can_renumber)
     # Positions are made consecutive while a whole batch lies beside the budget, so both must fit.
     if policy.budget + overhead > limit:
@@ -129,13 +148,13 @@ def plan_sizes(
                 )
     n_pos_max = max(min(n_ctx, limit), policy.budget + overhead)
     block = min(block, overhead)
-    n_cells = _pad(policy.budget + overhead)
+    n_cells = pad_cells(policy.budget + overhead)
     if n_swa + n_ubatch > n_cells:
         if options.n_batch is None and options.n_ubatch is None:
             n_ubatch = min(
                 n_ubatch, max(N_BATCH_SWA, n_cells - n_swa)
             )  # rather a small batch than more cells
-        n_cells = max(n_cells, _pad(n_swa + n_ubatch))
+        n_cells = max(n_cells, pad_cells(n_swa + n_ubatch))
     return Sizes(policy, n_ctx, n_cells, n_ubatch, block, n_pos_max, can_renumber)
 
 
@@ -164,9 +183,15 @@ def _policy(options: CacheOptions, n_ctx: int) -> tuple[Policy, bool]:
         options.heavy_ratio,
         options.recent_ratio,
         n_recent=options.n_recent,
-        n_sink=options.n_sink or 0,
+        n_sink=_default_sinks(str(options.policy)) if options.n_sink is None else options.n_sink,
     )
     return _make(options, found.budget, n_recent=found.n_recent), True
+
+
+def _default_sinks(name: str) -> int:
+    """The n_sink a policy has when nobody names one."""
+    parameter = inspect.signature(policies.get(name)).parameters.get("n_sink")
+    return parameter.default if parameter is not None and isinstance(parameter.default, int) else 0
 
 
 def _make(options: CacheOptions, budget: int, **knobs: Any) -> Policy:
@@ -198,7 +223,3 @@ def _check(name: str, value: Any, at_least: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
         raise OptionError(f"{name} is {value!r}: it must be a whole number, {at_least} or more", name)
     return value
-
-
-def _pad(n: int) -> int:
-    return -(-n // PAD) * PAD

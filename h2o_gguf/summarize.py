@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from h2o_gguf.cancel import CancelToken
 from h2o_gguf.chat_template import ChatTemplate
 from h2o_gguf.documents import Document
-from h2o_gguf.errors import BudgetError, OptionError
+from h2o_gguf.errors import BudgetError, Cancelled, ContextOverflowError, OptionError
 from h2o_gguf.pieces import Tokenizer
 from h2o_gguf.reply import FinishReason, Reply, write_reply
 from h2o_gguf.report import KVReport
@@ -81,51 +81,56 @@ def summarize(
     are pinned, so that they survive whatever leaves. Memory does not depend on the document's length, but for
     four bytes or so a token of bookkeeping.
 
-    llm : H2OLlama; its sequence is replaced.  on_text : gets the answer piece by piece.
+    llm : H2OLlama; its sequence is replaced. llm.cancel() and llm.close() stop this as they stop a completion.
+    on_text : gets the answer piece by piece.
     pin : half-open spans of positions that are never evicted either.
 
     Raises: Cancelled while reading; BudgetError, instruction and question do not fit; ContextOverflowError,
-        the document does not fit and nothing may be evicted; OptionError, it is empty or no text.
+        before anything is read, the document does not fit and nothing may be evicted; OptionError, it is empty
+        or no text; BusyError, ClosedError.
     """
-    engine, tokenizer = llm.engine, Tokenizer(llm)
-    template = template or ChatTemplate.of(llm)
-    head, tail = _frame(template, system, instruction, question)
-    reading = _Reading(llm, document, progress, cancel)
-    engine.reset()
-    engine.pins = []
-    first = tokenizer.first(head)
-    last = tokenizer.more(tail)
-    _check_fits(engine, len(first) + len(last) + sum(end - start for start, end in pin))
-    engine.pins = [(0, len(first)), *pin]
-    engine.prefill(first, cancel=cancel)
-    reading.read()
-    if reading.n_tokens == 0:
-        raise OptionError(f"{document.name!r} is empty: there is nothing to summarize", "file")
-    engine.pins = [(0, len(first)), (engine.n_past, engine.n_past + len(last)), *pin]
-    engine.prefill(last, cancel=cancel)
-    reading.end()
-    n_read, read_s = engine.n_past, reading.seconds
-    reply, start_s = Reply(), time.perf_counter()
-    chosen = replace(sampling, seed=random.Random(seed).randrange(1 << 32))
-    with ChainSampler(engine.context.vocab, chosen) as sampler:
-        for text in write_reply(
-            engine, sampler, reply, max_tokens=max_tokens, stops=template.stops, cancel=cancel
-        ):
-            if on_text is not None:
-                on_text(text)
-    kv = engine.report()
-    return Summary(
-        text=reply.text.strip(),
-        finish_reason=reply.finish_reason,
-        n_document=reading.n_tokens,
-        n_read=n_read,
-        n_written=len(reply.tokens),
-        n_evicted=kv.evicted,
-        n_replaced=document.n_replaced,
-        kv=kv,
-        read_s=read_s,
-        write_s=time.perf_counter() - start_s,
-    )
+    with llm.turn(cancel) as (_, token):
+        engine, tokenizer = llm.engine, Tokenizer(llm)
+        template = template or ChatTemplate.of(llm)
+        head, tail = _frame(template, system, instruction, question)
+        reading = _Reading(llm, document, progress, token)
+        engine.reset()
+        engine.pins = []
+        first = tokenizer.first(head)
+        last = tokenizer.more(tail)
+        _check_fits(engine, len(first) + len(last) + sum(end - start for start, end in pin))
+        if engine.policy is None:
+            reading.check_fits(len(first) + len(last))
+        engine.pins = [(0, len(first)), *pin]
+        engine.prefill(first, cancel=token)
+        reading.read()
+        if reading.n_tokens == 0:
+            raise OptionError(f"{document.name!r} is empty: there is nothing to summarize", "file")
+        engine.pins = [(0, len(first)), (engine.n_past, engine.n_past + len(last)), *pin]
+        engine.prefill(last, cancel=token)
+        reading.end()
+        n_read, read_s = engine.n_past, reading.seconds
+        reply, start_s = Reply(), time.perf_counter()
+        chosen = replace(sampling, seed=random.Random(seed).randrange(1 << 32))
+        with ChainSampler(engine.context.vocab, chosen) as sampler:
+            for text in write_reply(
+                engine, sampler, reply, max_tokens=max_tokens, stops=template.stops, cancel=token
+            ):
+                if on_text is not None:
+                    on_text(text)
+        kv = engine.report()
+        return Summary(
+            text=reply.text.strip(),
+            finish_reason=reply.finish_reason,
+            n_document=reading.n_tokens,
+            n_read=n_read,
+            n_written=len(reply.tokens),
+            n_evicted=kv.evicted,
+            n_replaced=document.n_replaced,
+            kv=kv,
+            read_s=read_s,
+            write_s=time.perf_counter() - start_s,
+        )
 
 
 class _Reading:
@@ -136,7 +141,7 @@ class _Reading:
         llm: Any,
         document: Document,
         progress: Callable[[ReadingProgress], None] | None,
-        cancel: CancelToken | None,
+        cancel: CancelToken,
     ) -> None:
         self._engine = llm.engine
         self._tokenizer = Tokenizer(llm)
@@ -145,19 +150,42 @@ class _Reading:
         self._cancel = cancel
         self._start_s = time.perf_counter()
         self._n_bytes_done = 0
+        self._pieces: Iterable[tuple[list[int], int]] = self._tokenized()
         self.n_tokens = 0
 
     @property
     def seconds(self) -> float:
         return time.perf_counter() - self._start_s
 
-    def read(self) -> None:
+    def check_fits(self, n_frame: int) -> None:
+        """Refuse a document that the context cannot hold beside n_frame tokens, before it is evaluated."""
+        pieces: list[tuple[list[int], int]] = []
+        n_tokens, n_bytes, n_ctx = n_frame, 0, self._engine.n_ctx
+        for piece in self._pieces:
+            pieces.append(piece)
+            n_tokens, n_bytes = n_tokens + len(piece[0]), n_bytes + piece[1]
+            if n_tokens > n_ctx:
+                size = self._document.n_bytes
+                whole = n_tokens if size is None else round(n_tokens * max(1.0, size / max(n_bytes, 1)))
+                counted = "at least that many" if size is None else "estimated from its size"
+                raise ContextOverflowError(
+                    whole, n_ctx, f"({counted}) shorten it, raise n_ctx, or evict with policy='h2o+'"
+                )
+        self._pieces = pieces
+
+    def _tokenized(self) -> Iterator[tuple[list[int], int]]:
+        """The tokens of each piece, and its bytes."""
         for piece in self._document.pieces():
+            if self._cancel.cancelled:
+                raise Cancelled(f"cancelled after {self.n_tokens} tokens of the document")
             # In a document the name of a control token is text, or it could close its own quotation.
             tokens = self._tokenizer.more(piece, special=False)
-            if not tokens:
-                continue
-            n_before, n_bytes = self.n_tokens, len(piece.encode())
+            if tokens:
+                yield tokens, len(piece.encode())
+
+    def read(self) -> None:
+        for tokens, n_bytes in self._pieces:
+            n_before = self.n_tokens
             per_token = n_bytes / len(tokens)
 
             def report(n: int, _: int, n_before: int = n_before, per_token: float = per_token) -> None:

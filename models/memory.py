@@ -14,7 +14,6 @@ __all__ = [
     "CACHE_TYPES",
     "CELL_PAD",
     "MemoryBytes",
-    "cells_for_budget",
     "kv_bytes",
     "memory_bytes",
     "pad_cells",
@@ -52,11 +51,6 @@ def pad_cells(n: int) -> int:
     return -(-n // CELL_PAD) * CELL_PAD
 
 
-def cells_for_budget(budget: int, n_ubatch: int, block: int) -> int:
-    """Cells a cache needs to keep `budget` entries per KV head and still take one ubatch or one block."""
-    return pad_cells(budget + max(n_ubatch, block))
-
-
 def kv_bytes(
     shape: ModelShape,
     n_cells: int,
@@ -64,16 +58,20 @@ def kv_bytes(
     type_k: str = "f16",
     type_v: str = "f16",
     *,
+    flash_attn: bool = True,
     swa_full: bool = False,
 ) -> int:
     """Bytes of K and V for one sequence, windowed layers included, recurrent state not.
 
     n_cells : cells asked for, >= 1. n_ubatch : tokens computed at once; sizes the windowed caches.
-    type_k, type_v : one of CACHE_TYPES. swa_full : windowed layers get n_cells as well (the context
-    parameter of that name, whose default in llama.h is true).
+    type_k, type_v : one of CACHE_TYPES. flash_attn : without it V is as wide as the widest layer's.
+    swa_full : windowed layers get n_cells as well (the context parameter of that name, whose default in
+    llama.h is true).
     Raises OptionError: a size below 1, an unknown type, or one the heads do not fit.
     """
-    return memory_bytes(shape, n_cells, n_ubatch, type_k, type_v, swa_full=swa_full).kv
+    return memory_bytes(
+        shape, n_cells, n_ubatch, type_k, type_v, flash_attn=flash_attn, swa_full=swa_full
+    ).kv
 
 
 def memory_bytes(

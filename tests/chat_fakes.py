@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
+from h2o_gguf.cancel import CancelToken
 from h2o_gguf.errors import Cancelled, ContextOverflowError
+from h2o_gguf.lock import CallLock
 from h2o_gguf.report import KVReport
 
 CONTROL = ("<s>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>")
@@ -132,6 +135,7 @@ class FakeLlama:
 
     def __init__(self, *replies: str, template: str = TEMPLATE, ends: bool = True, **engine: Any) -> None:
         """replies : in order.  ends : whether the model closes each with its end token."""
+        self._lock = CallLock("this FakeLlama")
         tail = [END] if ends else []
         self.engine = FakeEngine([[*reply.encode(), *tail] for reply in replies], **engine)
         self.metadata = {"tokenizer.ggml.model": "gpt2"} | (
@@ -147,10 +151,18 @@ class FakeLlama:
             at += len(name) if name else 1
         return tokens
 
-    def save_state(self) -> list[int]:
+    @contextmanager
+    def turn(self, cancel: CancelToken | None = None) -> Iterator[tuple[Any, CancelToken]]:
+        turn = self._lock.enter()
+        try:
+            yield turn, cancel or CancelToken()
+        finally:
+            turn.end()
+
+    def _save_state(self) -> list[int]:
         return list(self.engine.tokens)
 
-    def load_state(self, state: list[int]) -> None:
+    def _load_state(self, state: list[int]) -> None:
         self.engine.tokens[:] = state
 
     @property

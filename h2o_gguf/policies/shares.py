@@ -29,19 +29,18 @@ def resolve_budget(
     recent_ratio: float | None = None,
     n_recent: int | None = None,
     n_sink: int = 4,
-    n_pinned: int = 0,
 ) -> Budget:
     """Return the numbers behind what a caller asked for.
 
     n_ctx : tokens, >= 1; ratios are shares of it.
     kv_budget : entries, 1 to n_ctx; not together with ratios. Without either, n_ctx.
     heavy_ratio, recent_ratio : 0 to 1, together at most 1; one alone stands for both. The budget is their
-        sum; sinks and pins come out of the heavy share.
+        sum; sinks come out of the heavy share, and out of the recent one where that is smaller.
     n_recent : entries, >= 0; not together with recent_ratio. Without either, see check_budget.
-    n_sink, n_pinned : entries, >= 0.
+    n_sink : entries, >= 0.
 
-    Raises: BudgetError, a value is outside its range, two contradict each other, or sinks, recent window
-        and pins together exceed the budget.
+    Raises: BudgetError, a value is outside its range, two contradict each other, or sinks and recent window
+        together exceed the budget.
     Source: arXiv 2306.14048 (shares of the context, of equal size).
     """
     n_ctx = whole("n_ctx", n_ctx, 1)
@@ -67,16 +66,23 @@ def resolve_budget(
                     "together they may be at most 1"
                 )
             budget = round((heavy + recent) * n_ctx)
-            n_recent = min(round(recent * n_ctx), budget)
+            n_recent = min(round(recent * n_ctx), max(0, budget - whole("n_sink", n_sink, 0)))
+        ratios = " and ".join(
+            f"{name} {value}"
+            for name, value in (("heavy_ratio", heavy_ratio), ("recent_ratio", recent_ratio))
+            if value is not None
+        )
         if budget < 1:
+            raise BudgetError(f"{ratios} of {n_ctx} tokens: less than one entry, raise it", budget=budget)
+        if whole("n_sink", n_sink, 0) + n_recent > budget:
             raise BudgetError(
-                f"heavy_ratio {heavy_ratio} and recent_ratio {recent_ratio} of {n_ctx} tokens are less than "
-                "one entry: raise them",
+                f"{ratios} of {n_ctx} tokens: a budget of {budget} entries, too few for {n_sink} sinks and a "
+                f"recent window of {n_recent}; raise the ratio, or lower n_sink or n_recent",
                 budget=budget,
+                n_sink=n_sink,
+                n_recent=n_recent,
             )
-    found = check_budget(
-        budget, n_sink, AUTO if n_recent is None else whole("n_recent", n_recent, 0), n_pinned
-    )
+    found = check_budget(budget, n_sink, AUTO if n_recent is None else whole("n_recent", n_recent, 0))
     if found.budget > n_ctx:
         raise BudgetError(
             f"the budget is {found.budget} entries but the context has {n_ctx} tokens: "
@@ -86,10 +92,10 @@ def resolve_budget(
     return found
 
 
-def check_budget(budget: int, n_sink: int, n_recent: int, n_pinned: int = 0) -> Budget:
-    """Return the budget as plain ints, an n_recent of AUTO as half of what sinks and pins leave.
+def check_budget(budget: int, n_sink: int, n_recent: int) -> Budget:
+    """Return the budget as plain ints, an n_recent of AUTO as half of what the sinks leave.
 
-    budget : entries, >= 1. n_sink, n_pinned : entries, >= 0. n_recent : entries, >= 0, or AUTO (-1).
+    budget : entries, >= 1. n_sink : entries, >= 0. n_recent : entries, >= 0, or AUTO (-1).
 
     Raises: BudgetError, a value is outside its range, or they exceed the budget together.
     Source: arXiv 2306.14048 gives half of the budget to the recent window.
@@ -97,18 +103,16 @@ def check_budget(budget: int, n_sink: int, n_recent: int, n_pinned: int = 0) -> 
     budget = whole("the budget", budget, 1)
     n_sink = whole("n_sink", n_sink, 0)
     n_recent = whole("n_recent", n_recent, AUTO)
-    n_pinned = whole("n_pinned", n_pinned, 0)
     if n_recent == AUTO:
-        n_recent = max(0, budget - n_sink - n_pinned) // 2
-    n_protected = n_sink + n_recent + n_pinned
+        n_recent = max(0, budget - n_sink) // 2
+    n_protected = n_sink + n_recent
     if n_protected > budget:
         raise BudgetError(
-            f"{n_protected} entries per KV head are protected ({n_sink} sinks, {n_recent} recent, "
-            f"{n_pinned} pinned), the budget is {budget}: raise it to {n_protected} or more, or protect less",
+            f"{n_protected} entries per KV head are protected ({n_sink} sinks, {n_recent} recent), "
+            f"the budget is {budget}: raise it to {n_protected} or more, or protect less",
             budget=budget,
             n_sink=n_sink,
             n_recent=n_recent,
-            n_pinned=n_pinned,
         )
     return Budget(budget, n_sink, n_recent)
 

@@ -28,7 +28,7 @@ COMMANDS = (
     "models path",
 )
 MODEL_COMMANDS = ("chat", "run", "summarize")
-# llama.cpp's letters, names and variables, as ../shared conventions ask for them.
+# Letters, names and variables that people know from llama.cpp.
 FLAGS = {
     "model": ("-m", "--model", "LLAMA_ARG_MODEL"),
     "ctx_size": ("-c", "--ctx-size", "LLAMA_ARG_CTX_SIZE"),
