@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 from report import arguments, environment, model_file, progress, save, table
-from texts import prose
+from texts import book
 
 from h2o_gguf import H2OLlama, policies
 from h2o_gguf.evaluation import rows
@@ -26,7 +26,7 @@ def main() -> None:
     parser.add_argument("model", nargs="?", help="a GGUF file; the default model if left out")
     parser.add_argument("-n", type=int, default=100_000, help="tokens")
     parser.add_argument("--budget", type=int, default=512)
-    parser.add_argument("--batch", type=int, default=64, help="tokens read between evictions")
+    parser.add_argument("--batch", type=int, default=256, help="tokens read between evictions")
     parser.add_argument("--bucket", type=int, default=8192)
     parser.add_argument("--policy", nargs="+", default=["h2o+", "streaming"])
     parser.add_argument("--threads", type=int, help="default: the physical cores")
@@ -42,7 +42,7 @@ def main() -> None:
         with H2OLlama(
             model, policy=policies.make(name, args.budget), n_batch=args.batch, n_threads=args.threads
         ) as llm:
-            tokens = llm.tokenize(prose().encode())[: args.n]
+            tokens = llm.tokenize(book().encode())[: args.n]
             nll = np.empty(len(tokens) - 1)
             memory = []
             with progress(name, len(tokens)) as move:

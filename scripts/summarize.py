@@ -36,7 +36,7 @@ def main() -> None:
             found, seconds, peak = run(model, path, args.budget)
             kv = found["kv"]
             lines.append(
-                [name, f"{found['n_document']:,}", f"{seconds:.0f} s", f"{peak / MIB:.0f} MiB",
+                [name, f"{found['usage']['document_tokens']:,}", f"{seconds:.0f} s", f"{peak / MIB:.0f} MiB",
                  f"{kv['bytes'] / MIB:.1f} MiB", f"{kv['evicted']:,}"]
             )  # fmt: skip
             answers.append(f"> {name}: " + " ".join(str(found["text"]).split()))
@@ -71,7 +71,9 @@ def run(model: str, path: Path, budget: int) -> tuple[dict[str, object], float, 
     output, _ = process.communicate()
     if process.returncode != 0:
         raise SystemExit(f"{' '.join(command)} ended with {process.returncode}")
-    return json.loads(output), time.monotonic() - started, peak
+    found = json.loads(output)
+    del found["model"]  # a path
+    return found, time.monotonic() - started, peak
 
 
 if __name__ == "__main__":
