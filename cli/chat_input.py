@@ -38,7 +38,7 @@ def is_open_quote(text: str) -> bool:
 
 
 def parse(typed: str) -> Message:
-    """The message, without triple quotes around it; a command is one line, unquoted, that begins with a slash."""
+    """The message, without triple quotes; a command is one unquoted line that begins with a slash."""
     text = typed.strip()
     if text.startswith(QUOTES):
         return Message(text[len(QUOTES) :].removesuffix(QUOTES).strip("\n"))

@@ -11,10 +11,11 @@ from typing import Annotated, Optional
 import typer
 
 from h2o_gguf.cli.flags import mark_environment
+from h2o_gguf.models import memory
 
 __all__ = ["CacheFlags", "ModelFlags", "SamplingFlags"]
 
-CACHE_TYPES = "f32, f16, bf16, q8_0, q5_1, q5_0, q4_1, q4_0, iq4_nl"
+CACHE_TYPES = ", ".join(memory.CACHE_TYPES)
 
 
 @dataclass(frozen=True)

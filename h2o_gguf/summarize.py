@@ -81,13 +81,13 @@ def summarize(
     are pinned, so that they survive whatever leaves. Memory does not depend on the document's length, but for
     four bytes or so a token of bookkeeping.
 
-    llm : H2OLlama; its sequence is replaced. llm.cancel() and llm.close() stop this as they stop a completion.
+    llm : H2OLlama; its sequence is replaced. llm.cancel() and llm.close() stop this like a completion.
     on_text : gets the answer piece by piece.
     pin : half-open spans of positions that are never evicted either.
 
     Raises: Cancelled while reading; BudgetError, instruction and question do not fit; ContextOverflowError,
-        before anything is read, the document does not fit and nothing may be evicted; OptionError, it is empty
-        or no text; BusyError, ClosedError.
+        before anything is read, the document does not fit and nothing may be evicted; OptionError, it is
+        empty or no text; BusyError, ClosedError.
     """
     with llm.turn(cancel) as (_, token):
         engine, tokenizer = llm.engine, Tokenizer(llm)

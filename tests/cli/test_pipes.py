@@ -59,6 +59,15 @@ def test_a_flag_beats_the_environment(cli: RunCli, model: Path) -> None:
     assert by_flag["kv"]["budget"] == 400
 
 
+def test_a_budget_of_the_environment_gives_way_to_policy_none(cli: RunCli, model: Path) -> None:
+    arguments = ("run", "-m", model, "--json", "-n", 1, "-p", "Hi", "--policy", "none", "-c", 512)
+    done = cli(*arguments, H2O_GGUF_KV_BUDGET="300")
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["kv"]["policy"] == "none"
+    assert "H2O_GGUF_KV_BUDGET is 300" in done.stderr
+    assert cli(*arguments, "--kv-budget", 300).returncode == 2
+
+
 def test_what_was_evicted_is_said_on_stderr(cli: RunCli, model: Path, home: Path) -> None:
     (home / "long.txt").write_text("The fox went to the sea and came back.\n" * 40)
     done = cli("summarize", "long.txt", "-m", model, "--kv-budget", 256, "-n", 8, "-ub", 64)

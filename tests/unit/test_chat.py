@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,8 @@ from chat_fakes import ALTERNATING, BOS, FORGETFUL, TRIMMING, FakeLlama, use_fak
 
 from h2o_gguf.cancel import CancelToken
 from h2o_gguf.chat import ChatSession
-from h2o_gguf.errors import Cancelled, ContextOverflowError, OptionError
+from h2o_gguf.errors import BusyError, Cancelled, ContextOverflowError, OptionError
+from h2o_gguf.reply import Reply, write_reply
 
 
 @pytest.fixture(autouse=True)
@@ -274,6 +276,78 @@ def test_a_document_goes_with_the_next_message_only(tmp_path: Path) -> None:
         "Document notes.txt:\n\nÄnnchen\nzwei\n\nWhat is it?",
         "And now?",
     ]
+
+
+def test_a_message_taken_back_leaves_its_documents_for_the_next_one(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).write_text(f"Text {name}.")
+    llm = FakeLlama("one", n_ctx=200)
+    session = ChatSession(llm)
+    first = session.read_file(tmp_path / "a")
+    llm.engine.cancel_at = 5
+    with pytest.raises(Cancelled):
+        say(session, "cancelled")
+    assert session.attachments == (first,)
+    second = session.read_file(tmp_path / "b")
+    with pytest.raises(ContextOverflowError):
+        say(session, "x" * 300)
+    assert session.attachments == (first, second) and session.messages == []
+    assert say(session, "What?") == "one"
+    assert session.messages[0]["content"] == "Document a:\n\nText a.\n\nDocument b:\n\nText b.\n\nWhat?"
+    assert session.attachments == ()
+
+
+def test_documents_that_wait_can_be_dropped(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("Text a.")
+    session = ChatSession(FakeLlama("one"))
+    session.read_file(tmp_path / "a")
+    session.drop_attachments()
+    say(session, "What?")
+    assert session.messages[0]["content"] == "What?"
+
+
+def test_a_reply_holds_the_model_until_it_ends_or_is_closed() -> None:
+    llm = FakeLlama("one", "two", "three")
+    session, other = ChatSession(llm), ChatSession(llm)
+    pieces = session.ask("first?")
+    assert next(pieces) == "o"
+    with pytest.raises(BusyError):
+        next(other.ask("Me too"))
+    with pytest.raises(BusyError):
+        next(session.regenerate())
+    pieces.close()
+    assert other.messages == []
+    assert say(other, "Me too") == "two"
+
+
+def test_a_system_message_is_said_to_be_pinned_once_it_is() -> None:
+    session = ChatSession(FakeLlama("one", "two"))
+    say(session, "first?")
+    assert not session.pins_system
+    session.set_system("Be brief.")
+    say(session, "second?")
+    assert session.pins_system
+
+
+def write(text: str, *, n_pieces: int | None = None, **options: Any) -> Reply:
+    reply = Reply()
+    pieces = write_reply(FakeLlama(text, ends=False).engine, None, reply, **options)
+    for _ in itertools.islice(pieces, n_pieces):
+        pass
+    pieces.close()
+    return reply
+
+
+def test_a_stop_found_only_at_the_end_is_a_stop() -> None:
+    # "abX" could still begin, so "b" is certain only when nothing follows.
+    reply = write("zab", stops=("b", "abX"))
+    assert (reply.text, reply.finish_reason, reply.is_whole) == ("za", "stop", False)
+
+
+def test_a_reply_cut_inside_a_character_is_not_whole() -> None:
+    assert write("abc", stops=("x",), n_pieces=2).is_whole
+    cut = write("aé", max_tokens=2)  # in the middle of a character
+    assert (cut.text, cut.finish_reason, cut.is_whole) == ("a", "length", False)
 
 
 def test_a_file_that_cannot_be_read_is_refused_in_words(tmp_path: Path) -> None:

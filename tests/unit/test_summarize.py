@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from h2o_gguf.documents import Document
-from h2o_gguf.errors import BudgetError, Cancelled, OptionError
+from h2o_gguf.errors import BudgetError, Cancelled, ContextOverflowError, OptionError
 from h2o_gguf.summarize import ReadingProgress, summarize
 
 
@@ -77,6 +77,32 @@ def test_an_instruction_that_fills_the_budget_is_refused_with_the_numbers() -> N
         summarize(llm, document("text"), instruction="x" * 100)
     assert caught.value.budget == 64
     assert caught.value.n_pinned > 100
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_document_that_cannot_fit_is_refused_before_it_is_read(is_stream: bool) -> None:
+    llm = FakeLlama("x", n_ctx=50_000)
+    text = "A line.\n" * 20_000
+    with pytest.raises(ContextOverflowError) as caught:
+        summarize(llm, document(text, None if is_stream else len(text)))
+    assert llm.engine.n_decoded == 0
+    assert caught.value.n_ctx == 50_000
+    if is_stream:
+        assert 50_000 < caught.value.n_prompt_tokens < len(text)
+        assert "at least" in str(caught.value)
+    else:
+        assert caught.value.n_prompt_tokens == pytest.approx(len(text), rel=0.02)
+        assert "estimated" in str(caught.value)
+    assert "policy=" in str(caught.value)
+
+
+def test_a_document_that_just_fits_is_read() -> None:
+    text = "A line.\n" * 100
+    n_read = summarize(FakeLlama("x"), document(text)).n_read
+    assert summarize(FakeLlama("x", n_ctx=n_read), document(text, len(text))).n_read == n_read
+    with pytest.raises(ContextOverflowError) as caught:
+        summarize(FakeLlama("x", n_ctx=n_read - 1), document(text, len(text)))
+    assert caught.value.n_prompt_tokens == n_read
 
 
 def test_cancelled_reading_leaves_the_model_usable() -> None:
