@@ -14,12 +14,13 @@ from h2o_gguf.cli.guard import guarded
 from h2o_gguf.cli.opening import model_path
 from h2o_gguf.cli.options import CACHE_TYPES
 from h2o_gguf.cli.render import show_bytes
+from h2o_gguf.errors import BudgetError
 from h2o_gguf.models import ModelShape, Support
+from h2o_gguf.sizes import CacheOptions, Sizes, plan_model_sizes
 
-__all__ = ["inspect"]
+__all__ = ["Weight", "inspect", "weigh"]
 
 BUDGET = 1024
-BLOCK = 64
 
 
 @guarded
@@ -34,16 +35,17 @@ def inspect(
         ),
     ] = None,
     kv_budget: Annotated[
-        int,
+        Optional[int],  # noqa: UP045
         typer.Option(
             "--kv-budget",
             "--max-kv-size",
             envvar="H2O_GGUF_KV_BUDGET",
             metavar="N",
             min=1,
+            show_default=f"{BUDGET}, or what the model allows",
             help="Entries per KV head to weigh.",
         ),
-    ] = BUDGET,
+    ] = None,
     ctx_size: Annotated[
         int,
         typer.Option(
@@ -52,20 +54,21 @@ def inspect(
             envvar="LLAMA_ARG_CTX_SIZE",
             metavar="N",
             min=0,
-            help="Full context to compare with; 0: the model's.",
+            help="Context, as for run; the full cache to compare with; 0: the model's.",
         ),
     ] = 0,
     ubatch_size: Annotated[
-        int,
+        Optional[int],  # noqa: UP045
         typer.Option(
             "--ubatch-size",
             "-ub",
             envvar="LLAMA_ARG_UBATCH",
             metavar="N",
             min=1,
+            show_default="512, less beside a small budget",
             help="Tokens computed at once.",
         ),
-    ] = 512,
+    ] = None,
     cache_type_k: Annotated[
         str,
         typer.Option(
@@ -96,7 +99,7 @@ def inspect(
     path = model_path(model)
     shape = models.read_shape(path)
     verdict = models.support(shape)
-    weight = _weigh(shape, kv_budget, ctx_size or shape.n_ctx_train, ubatch_size, cache_type_k, cache_type_v)
+    weight = weigh(shape, kv_budget, ctx_size, ubatch_size, cache_type_k, cache_type_v)
     if as_json:
         typer.echo(json.dumps(_facts(path, shape, verdict, weight), indent=2, ensure_ascii=False))
         return
@@ -105,32 +108,63 @@ def inspect(
 
 
 @dataclass(frozen=True)
-class _Weight:
-    """KV bytes at a budget and at the full context."""
+class Weight:
+    """KV bytes at a budget and at the full context.
 
-    budget: int
-    n_cells: int
-    budget_bytes: int
+    budget, n_cells, budget_bytes : None where the runtime refuses. problem : why it does, else "".
+    """
+
+    budget: int | None
+    n_cells: int | None
+    budget_bytes: int | None
+    problem: str
     n_ctx: int
     full_bytes: int
     type_k: str
     type_v: str
 
 
-def _weigh(shape: ModelShape, budget: int, n_ctx: int, n_ubatch: int, type_k: str, type_v: str) -> _Weight:
-    n_cells = models.cells_for_budget(budget, n_ubatch, BLOCK)
-    return _Weight(
-        budget=budget,
-        n_cells=n_cells,
-        budget_bytes=models.kv_bytes(shape, n_cells, n_ubatch, type_k, type_v),
-        n_ctx=n_ctx,
-        full_bytes=models.kv_bytes(shape, n_ctx, n_ubatch, type_k, type_v),
+def weigh(
+    shape: ModelShape, budget: int | None, n_ctx: int, n_ubatch: int | None, type_k: str, type_v: str
+) -> Weight:
+    """What a context for these options weighs, as the runtime plans it.  Raises: OptionError."""
+    full = plan_model_sizes(CacheOptions(None, n_ctx=n_ctx, n_ubatch=n_ubatch), shape)
+    bounded: Sizes | None = None
+    problem = ""
+    if models.support(shape).can_evict:
+        try:
+            bounded = _plan(shape, budget, n_ctx, n_ubatch)
+        except BudgetError as error:
+            problem = str(error)
+
+    def n_bytes(sizes: Sizes) -> int:
+        return models.kv_bytes(shape, sizes.n_cells, sizes.n_ubatch, type_k, type_v)
+
+    return Weight(
+        budget=bounded.policy.budget if bounded is not None and bounded.policy is not None else None,
+        n_cells=bounded.n_cells if bounded is not None else None,
+        budget_bytes=n_bytes(bounded) if bounded is not None else None,
+        problem=problem,
+        n_ctx=full.n_ctx,
+        full_bytes=n_bytes(full),
         type_k=type_k,
         type_v=type_v,
     )
 
 
-def _facts(path: Path, shape: ModelShape, verdict: Support, weight: _Weight) -> dict[str, Any]:
+def _plan(shape: ModelShape, budget: int | None, n_ctx: int, n_ubatch: int | None) -> Sizes:
+    def plan(kv_budget: int | None) -> Sizes:
+        return plan_model_sizes(CacheOptions(kv_budget=kv_budget, n_ctx=n_ctx, n_ubatch=n_ubatch), shape)
+
+    if budget is not None:
+        return plan(budget)
+    try:
+        return plan(BUDGET)
+    except BudgetError:
+        return plan(None)
+
+
+def _facts(path: Path, shape: ModelShape, verdict: Support, weight: Weight) -> dict[str, Any]:
     return {
         "path": str(path),
         "architecture": shape.architecture,
@@ -158,13 +192,14 @@ def _facts(path: Path, shape: ModelShape, verdict: Support, weight: _Weight) -> 
             "budget": weight.budget,
             "n_cells": weight.n_cells,
             "budget_bytes": weight.budget_bytes,
+            "problem": weight.problem,
             "n_ctx": weight.n_ctx,
             "full_bytes": weight.full_bytes,
         },
     }
 
 
-def _lines(path: Path, shape: ModelShape, verdict: Support, weight: _Weight) -> list[tuple[str, str]]:
+def _lines(path: Path, shape: ModelShape, verdict: Support, weight: Weight) -> list[tuple[str, str]]:
     heads = f"{_few(shape.n_head)} heads, {_few(shape.n_head_kv)} KV heads"
     dims = (
         str(shape.head_dim_k)
@@ -199,7 +234,8 @@ def _lines(path: Path, shape: ModelShape, verdict: Support, weight: _Weight) -> 
     types = (
         weight.type_k if weight.type_k == weight.type_v else f"{weight.type_k} keys, {weight.type_v} values"
     )
-    if verdict.can_evict:
+    share = ""
+    if weight.budget_bytes is not None:
         lines.append(
             (
                 "KV bounded",
@@ -207,12 +243,15 @@ def _lines(path: Path, shape: ModelShape, verdict: Support, weight: _Weight) -> 
                 f"budget {weight.budget:,}, {weight.n_cells:,} cells",
             )
         )
-    share = f"; bounded is {weight.budget_bytes / weight.full_bytes:.0%} of it" if weight.full_bytes else ""
+        if weight.full_bytes:
+            share = f"; bounded is {weight.budget_bytes / weight.full_bytes:.0%} of it"
+    elif weight.problem:
+        lines.append(("KV bounded", f"refused: {weight.problem}"))
     lines.append(
         (
             "KV full",
             f"{weight.full_bytes:,} bytes ({show_bytes(weight.full_bytes)}) at context {weight.n_ctx:,}"
-            + (share if verdict.can_evict else ""),
+            + share,
         )
     )
     return lines

@@ -6,7 +6,7 @@ import functools
 import logging
 import threading
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from h2o_gguf.cancel import CancelToken
@@ -138,20 +138,18 @@ class Completions:
             chat.kv = result["kv"]
         return result
 
+    @functools.wraps(create_completion)
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """create_completion."""
         return self.create_completion(*args, **kwargs)
 
     @functools.wraps(high.Llama.create_chat_completion)
     def create_chat_completion(self, messages: Sequence[Mapping[str, Any]], *args: Any, **kwargs: Any) -> Any:
-        call = self._chat.call = _Chat(messages)
-        try:
+        call = _Chat(messages)
+        with call.current(self._chat):
             result = high.Llama.create_chat_completion(self, messages, *args, **kwargs)
-        finally:
-            self._chat.call = None
         if isinstance(result, dict):
             return {**result, "kv": call.kv}
-        return call.with_kv(result)
+        return call.with_kv(result, self._chat)
 
     # -- inside ---------------------------------------------------------------------------------------
 
@@ -254,9 +252,25 @@ class _Chat:
             texts += [part for part in parts if part.strip()]
         return texts
 
-    def with_kv(self, chunks: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    @contextmanager
+    def current(self, place: threading.local) -> Iterator[None]:
+        """Make this the call that completions of this thread belong to."""
+        before = getattr(place, "call", None)
+        place.call = self
+        try:
+            yield
+        finally:
+            place.call = before
+
+    def with_kv(
+        self, chunks: Iterator[dict[str, Any]], place: threading.local
+    ) -> Generator[dict[str, Any], None, None]:
         """The chunks of a stream; the one that ends it says how the cache is."""
-        for chunk in chunks:
+        while True:
+            with self.current(place):  # some handlers ask for their completions only now
+                chunk = next(chunks, None)
+            if chunk is None:
+                return
             choices = chunk.get("choices") or [{}]
             yield chunk if choices[0].get("finish_reason") is None else {**chunk, "kv": self.kv}
 

@@ -166,7 +166,7 @@ class Engine:
         match = align(self.tokens, prompt, self.context.vocab.text_piece)
         n_total = match.n_cached + len(prompt) - match.n_prompt
         if n_total >= self.n_ctx:
-            raise ContextOverflowError(len(prompt), self.n_ctx)
+            raise ContextOverflowError(n_total, self.n_ctx)
         kept, rest = match.n_cached, prompt[match.n_prompt :]
         marked = self._mark is not None and self._mark[0] == kept
         if not rest and not marked and (kept < self.n_past or self._logits is None):

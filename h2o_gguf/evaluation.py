@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from h2o_gguf.logprobs import log_softmax
+
 if TYPE_CHECKING:
     from h2o_gguf.llama import H2OLlama
 
-__all__ = ["Fidelity", "FullCache", "bootstrap_ratio", "compare", "log_probs", "read_full", "rows"]
+__all__ = ["Fidelity", "FullCache", "bootstrap_ratio", "compare", "read_full", "rows"]
 
 Progress = Callable[[int, int], None]
 BOOTSTRAP_BLOCK = 64  # tokens resampled together: neighbouring losses are correlated
@@ -63,13 +65,6 @@ class Fidelity:
         return asdict(self)
 
 
-def log_probs(logits: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return log softmax of each row: float32[n, n_vocab]."""
-    shifted = logits - logits.max(-1, keepdims=True)
-    out: NDArray[np.float32] = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
-    return out
-
-
 def rows(
     llm: H2OLlama, tokens: Sequence[int], progress: Progress | None = None
 ) -> Iterator[tuple[int, NDArray[np.float32]]]:
@@ -80,7 +75,7 @@ def rows(
     engine = llm.engine
     engine.reset()
     got: list[tuple[int, NDArray[np.float32]]] = []
-    engine.on_logits = lambda pos, logits: got.append((pos, log_probs(logits)))
+    engine.on_logits = lambda pos, logits: got.append((pos, log_softmax(logits)))
     try:
         n = engine.context.n_batch
         for start in range(0, len(tokens), n):

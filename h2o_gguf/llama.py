@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import inspect
 import logging
 import os
@@ -25,11 +26,11 @@ from h2o_gguf.errors import ClosedError, OptionError, UnsupportedModelError
 from h2o_gguf.eviction import NativeCache, Span
 from h2o_gguf.lock import CallLock, Gone
 from h2o_gguf.lowlevel import LowLevel
-from h2o_gguf.models import kv_bytes, support
+from h2o_gguf.models import kv_bytes
 from h2o_gguf.native import C, high
 from h2o_gguf.policies import Policy
 from h2o_gguf.sessions import Sessions
-from h2o_gguf.sizes import CacheOptions, Sizes, plan_sizes
+from h2o_gguf.sizes import CacheOptions, Sizes, plan_model_sizes, plan_sizes
 from h2o_gguf.templates import guess_format, template_handlers
 from h2o_gguf.vocab import NO_TOKEN, Vocab
 
@@ -78,6 +79,9 @@ class H2OLlama(LowLevel, Completions, Sessions, high.Llama):  # type: ignore[mis
     n_threads : 0 or None is the physical cores.
     type_k, type_v : llama.cpp's numbers, or names such as "q8_0".
     seed : of this object's generations; None or -1: a new one each time.
+
+    embedding : embed texts. Unlike `llama_cpp.Llama`, such an object has no KV cache of one sequence to keep
+        inside a budget and cannot generate: make a second one for that.
 
     All other options are `llama_cpp.Llama`'s. One call at a time: threads wait for each other.
 
@@ -217,17 +221,12 @@ class H2OLlama(LowLevel, Completions, Sessions, high.Llama):  # type: ignore[mis
             return plan_sizes(
                 CacheOptions(None, n_ctx=options.n_ctx, n_batch=options.n_batch), shape.n_ctx_train
             )
-        if not options.evicts:
-            return plan_sizes(options, shape.n_ctx_train)
-        verdict = support(shape)
-        if verdict.can_evict:
-            limit = verdict.n_pos_max
-            return plan_sizes(
-                options, shape.n_ctx_train, limit, can_renumber=verdict.can_renumber, n_swa=shape.n_swa
-            )
-        if not options.is_default:
-            raise UnsupportedModelError(shape.architecture, verdict.reason)
-        logger.warning("%s: nothing will be evicted: %s", self.model_path, verdict.reason)
+        try:
+            return plan_model_sizes(options, shape)
+        except UnsupportedModelError as error:
+            if not options.is_default:
+                raise
+            logger.warning("%s: nothing will be evicted: %s", self.model_path, error.reason)
         plain = CacheOptions(None, n_ctx=options.n_ctx, n_batch=options.n_batch, n_ubatch=options.n_ubatch)
         return plan_sizes(plain, shape.n_ctx_train)
 
@@ -279,17 +278,16 @@ class H2OLlama(LowLevel, Completions, Sessions, high.Llama):  # type: ignore[mis
                 n_pos_max=sizes.n_pos_max,
             )
             n_ctx = UNBOUNDED if sizes.can_renumber else sizes.n_pos_max
-        try:
-            names = {number: name for name, number in loading.KV_TYPES.items()}
-            size = kv_bytes(
-                shape,
-                sizes.n_cells,
-                sizes.n_ubatch,
-                names[self.context_params.type_k],
-                names[self.context_params.type_v],
-            )
-        except ValueError:
-            size = 0  # an architecture whose cache is not known
+        names = {number: name for name, number in loading.KV_TYPES.items()}
+        size = kv_bytes(
+            shape,
+            sizes.n_cells,
+            sizes.n_ubatch,
+            names[self.context_params.type_k],
+            names[self.context_params.type_v],
+            flash_attn=self.context_params.flash_attn_type == C.LLAMA_FLASH_ATTN_TYPE_ENABLED,
+            swa_full=self.context_params.swa_full,
+        )
         context = Context(self._ctx.ctx, self._model.model)
         self._engine = Engine(context, None, sizes.policy, n_ctx=n_ctx, cache=cache, kv_bytes=size)
         self._stack.callback(self._engine.close)
@@ -331,6 +329,7 @@ class H2OLlama(LowLevel, Completions, Sessions, high.Llama):  # type: ignore[mis
     def __setstate__(self, given: dict[str, Any]) -> None:
         self.__init__(**given)  # type: ignore[misc]
 
+    @functools.wraps(high.Llama.embed, assigned=())
     def embed(self, *args: Any, **kwargs: Any) -> Any:
         """Embed texts; needs embedding=True.  Parameters and result are llama_cpp.Llama.embed's."""
         if self._closed:

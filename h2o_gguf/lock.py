@@ -55,9 +55,10 @@ class Turn:
 class CallLock:
     """Calls from several threads wait for each other.
 
-    A stream keeps its turn until it is exhausted or closed. Whoever would wait for a stream that cannot go on
-    gets BusyError instead: the thread that is reading the stream itself, at once; another thread, when nobody
-    has read the stream for patience_s seconds.
+    A stream keeps its turn until it is exhausted or closed. It belongs to no thread: thread pools read each
+    piece in whatever thread is free. Whoever would wait for what cannot go on gets BusyError instead: a call
+    from inside a call, and a call while the only thread has a stream open, at once; others, when nobody has
+    read the stream for patience_s seconds.
     """
 
     def __init__(self, what: str, patience_s: float = PATIENCE_S) -> None:
@@ -66,23 +67,21 @@ class CallLock:
         self._free = threading.Condition(threading.Lock())
         self._turn: Turn | None = None
 
-    @property
-    def is_busy(self) -> bool:
-        """Whether a call or an open stream holds the object."""
-        return self._turn is not None
-
     def enter(self) -> Turn:
         """Wait for the turn and return it.  Raises BusyError."""
         with self._free:
             while self._turn is not None:
                 turn = self._turn
-                if turn.thread == threading.get_ident():
-                    raise _busy(
-                        f"this thread has an open stream of {self.what}: read it to its end or close it"
-                    )
+                if turn.is_running and turn.thread == threading.get_ident():
+                    raise _busy(f"cannot call {self.what} from inside one of its own calls: let it end first")
+                if not turn.is_running and threading.active_count() == 1:
+                    raise _busy(f"{self.what} has an open stream: read it to its end or close it")
                 idle_s = 0.0 if turn.is_running else time.monotonic() - turn.since_s
                 if idle_s > self.patience_s:
-                    raise _busy(f"{self.what} has a stream nobody has read for {idle_s:.0f} s: close it")
+                    raise _busy(
+                        f"{self.what} has an open stream nobody has read for {idle_s:.0f} s: "
+                        "read it to its end or close it"
+                    )
                 self._free.wait(0.5 if turn.is_running else min(0.5, self.patience_s - idle_s + 0.001))
             self._turn = Turn(self)
             return self._turn

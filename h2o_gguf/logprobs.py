@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from h2o_gguf.vocab import Vocab
+if TYPE_CHECKING:
+    from h2o_gguf.vocab import Vocab
 
 __all__ = ["TokenInfo", "log_softmax", "logprobs_dict", "token_info"]
 

@@ -20,6 +20,10 @@ __all__ = ["Sessions", "fingerprint"]
 
 N_SAMPLES = 64
 SAMPLE_BYTES = 4096
+POSITION_OPTIONS = (  # keys are kept rotated, so these must be equal
+    "rope_scaling_type", "rope_freq_base", "rope_freq_scale", "yarn_ext_factor", "yarn_attn_factor",
+    "yarn_beta_fast", "yarn_beta_slow", "yarn_orig_ctx",
+)  # fmt: skip
 
 
 class Sessions:
@@ -73,6 +77,7 @@ class Sessions:
             "n_vocab": self._n_vocab,
             "type_k": int(self.context_params.type_k),
             "type_v": int(self.context_params.type_v),
+            **{name: getattr(self.context_params, name) for name in POSITION_OPTIONS},
         }
 
     if TYPE_CHECKING:  # what the other parts of H2OLlama bring

@@ -17,13 +17,15 @@ from h2o_gguf.errors import StateFileError
 __all__ = ["Session", "restore_session", "save_session"]
 
 MAGIC = b"H2OGSES1"
+SHARED_BY = ("head", "layer", "token")  # victims, by ever more
 
 
 @dataclass(frozen=True)
 class Session:
     """A saved sequence.
 
-    facts : what must be equal in the context it is loaded into (model, types), and pins.
+    facts : what must be equal in the context it is loaded into (model, types, RoPE), pins, and who shared
+        victims of the entries evicted so far.
     tokens : int32[n_past], -1 where an image was. logits : float32[n_vocab] after the last token, or empty.
     memory : llama.cpp's state. cache : the eviction state, empty without eviction.
     """
@@ -72,7 +74,12 @@ def save_session(engine: Engine, facts: Mapping[str, Any]) -> Session:
     """The engine's sequence; its size grows with the cells used."""
     logits = engine.logits
     return Session(
-        facts={**facts, "pins": engine.pins, "policy": engine.report().policy},
+        facts={
+            **facts,
+            "pins": engine.pins,
+            "granularity": _granularity(engine),
+            "n_evicted": engine.report().evicted,
+        },
         tokens=np.asarray(engine.tokens, np.int32),
         logits=logits if logits is not None else np.zeros(0, np.float32),
         memory=engine.context.save(),
@@ -90,12 +97,18 @@ def restore_session(engine: Engine, session: Session, facts: Mapping[str, Any]) 
         if session.facts.get(name) != value:
             raise StateFileError(
                 f"the session was saved with {name} {session.facts.get(name)!r}, this context has {value!r}: "
-                "load it with the same model and cache types"
+                "load it with the same model, cache types and RoPE options"
             )
     if bool(session.cache) != (engine.cache is not None):
         was, now = ("with", "without") if session.cache else ("without", "with")
         raise StateFileError(
             f"the session was saved {was} eviction and this context is {now}: use the same policy"
+        )
+    was, now = str(session.facts.get("granularity", "head")), _granularity(engine)
+    if session.facts.get("n_evicted") and SHARED_BY.index(was) < SHARED_BY.index(now):
+        raise StateFileError(
+            f"the session's {session.facts['n_evicted']} evictions were by {was} and this context evicts by "
+            f"{now}, which needs the same entries in all of them: load it with granularity {was!r}"
         )
     engine.reset()
     engine.pins = [(int(start), int(end)) for start, end in session.facts.get("pins", [])]
@@ -112,3 +125,9 @@ def restore_session(engine: Engine, session: Session, facts: Mapping[str, Any]) 
         raise
     engine.adopt(session.tokens.tolist(), session.logits.copy() if session.logits.size else None)
     engine.keep_budget()
+
+
+def _granularity(engine: Engine) -> str:
+    """Who shares victims; for a policy that does not say, each head has its own."""
+    granularity = getattr(engine.policy, "granularity", None)
+    return granularity if granularity in SHARED_BY else "head"

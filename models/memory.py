@@ -69,9 +69,7 @@ def kv_bytes(
     llama.h is true).
     Raises OptionError: a size below 1, an unknown type, or one the heads do not fit.
     """
-    return memory_bytes(
-        shape, n_cells, n_ubatch, type_k, type_v, flash_attn=flash_attn, swa_full=swa_full
-    ).kv
+    return memory_bytes(shape, n_cells, n_ubatch, type_k, type_v, flash_attn=flash_attn, swa_full=swa_full).kv
 
 
 def memory_bytes(

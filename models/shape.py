@@ -246,9 +246,7 @@ class _Reader:
             every = max(1, self.number("full_attention_interval", 8 if name == "minimax-01" else 4))
             return tuple(il < n_layer and (il + 1) % every != 0 for il in range(n_all))
         is_ff = name in ("nemotron_h", "nemotron_h_moe")  # there a layer can be feed-forward only
-        return tuple(
-            il < n_layer and n_head_kv[il] == 0 and not (is_ff and n_ff[il]) for il in range(n_all)
-        )
+        return tuple(il < n_layer and n_head_kv[il] == 0 and not (is_ff and n_ff[il]) for il in range(n_all))
 
     def attention(
         self,
@@ -372,5 +370,3 @@ class _Reader:
         for tensor in self.header.tensors.values():
             sizes[tensor.type_name] = sizes.get(tensor.type_name, 0) + tensor.n_bytes
         return " ".join(sorted(sizes, key=lambda name: (-sizes[name], name))).lower()
-
-

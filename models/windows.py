@@ -88,9 +88,7 @@ def _layers(header: Header, rule: _Rule, n_layer: int, n_all: int) -> tuple[bool
         flags = tuple(bool(v) for v in pattern[:n_all])
         return flags + (False,) * (n_all - len(flags))
     if pattern is None and rule.has_array:
-        raise ModelFileError(
-            header.path, f"it lacks {header.architecture}.attention.sliding_window_pattern"
-        )
+        raise ModelFileError(header.path, f"it lacks {header.architecture}.attention.sliding_window_pattern")
     every = rule.every if pattern is None else int(pattern)
     spare = 0 if rule.dense_first else every - 1
     return tuple(il < n_layer and (every == 0 or il % every != spare) for il in range(n_all))

@@ -55,6 +55,26 @@ def test_a_streamed_chat_joins_to_the_whole_and_ends_with_the_report(llm: Any) -
     assert all("kv" not in chunk for chunk in chunks[:-1])
 
 
+def test_a_handler_that_completes_only_when_it_is_read_keeps_pin_and_report(llm: Any) -> None:
+    def handler(*, llama: Any, messages: Any, **options: Any) -> Iterator[dict[str, Any]]:
+        prompt = "".join(f"{m['role']}: {m['content']}\n" for m in messages)
+        for chunk in llama.create_completion(prompt, stream=True, max_tokens=3, temperature=0):
+            choice = chunk["choices"][0]
+            delta = {"content": choice["text"]}
+            yield {"choices": [{"delta": delta, "finish_reason": choice["finish_reason"]}]}
+
+    llm.reset()
+    llm.chat_handler = handler
+    try:
+        chunks = list(llm.create_chat_completion([SYSTEM, user("Hello")], stream=True))
+    finally:
+        llm.chat_handler = None
+    assert chunks[-1]["kv"]["policy"] == "h2o+"
+    [(start, end)] = llm.engine.pins
+    assert SYSTEM["content"] in llm.detokenize(llm.engine.tokens[start:end]).decode()
+    assert llm("Hello", max_tokens=1)["choices"] and llm.engine.pins == [], "the chat is over"
+
+
 def test_sixty_turns_fit_into_a_budget_of_256(llm: Any) -> None:
     llm.reset()
     messages: list[dict[str, str]] = [SYSTEM]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,8 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from llama_harness import open_tiny
+from llama_harness import open_llama, open_tiny
 
+from h2o_gguf.cli.inspecting import Weight, weigh
 from h2o_gguf.errors import (
     BudgetError,
     ContextOverflowError,
@@ -19,6 +21,7 @@ from h2o_gguf.errors import (
     PolicyError,
     UnsupportedModelError,
 )
+from h2o_gguf.models import read_shape
 from h2o_gguf.policies import H2O
 
 NO_END = {token: -1000.0 for token in (2, 260, 261, 262)}  # the tiny vocabulary's control tokens
@@ -74,6 +77,8 @@ def test_every_policy_keeps_the_budget(policy: str, granularity: str | None, tmp
 def test_ratios_are_shares_of_the_context(tmp_path: Path) -> None:
     with open_tiny("llama", tmp_path, n_ctx=200, heavy_ratio=0.1, recent_ratio=0.2) as llama:
         assert llama.kv_report().budget == 60 and llama.engine.policy.n_recent == 40
+    with open_tiny("llama", tmp_path, n_ctx=200, heavy_ratio=0.01, recent_ratio=0.5) as llama:
+        assert llama.kv_report().budget == 102 and llama.engine.policy.n_recent == 98
 
 
 def test_by_default_a_text_goes_on_past_the_models_context(tmp_path: Path) -> None:
@@ -250,6 +255,64 @@ def test_overrides_of_metadata_reach_the_model(tmp_path: Path) -> None:
         assert llama.engine.tokens[0] != llama.token_bos()
     with pytest.raises(OptionError, match="kv_overrides"):
         open_tiny("llama", tmp_path, kv_overrides={"x": "y" * 200})
+
+
+RANGE = [16, 48, 64, 100, 192, 255, 256, 257, 500, 1000, 1024, 2048, 4000, 4096]
+
+
+def inspected(llama_path: str, budget: int, n_ctx: int = 0) -> Weight:
+    return weigh(read_shape(llama_path), budget, n_ctx, None, "f16", "f16")
+
+
+@pytest.mark.parametrize("budget", RANGE)
+def test_inspect_says_what_the_runtime_allocates(budget: int) -> None:
+    with open_llama(kv_budget=budget) as llama:
+        said = inspected(llama.model_path, budget)
+        assert said.budget_bytes == llama.kv_report().bytes
+        assert said.n_cells == llama.engine.context.n_cells and said.problem == ""
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma3", "gpt2"])
+@pytest.mark.parametrize("n_swa", [32, 240])
+def test_inspect_of_small_and_windowed_models_is_the_runtimes_answer(
+    architecture: str, n_swa: int, tmp_path: Path
+) -> None:
+    written = tmp_path / f"{architecture}.gguf"
+    build: dict[str, Any] = {"n_swa": n_swa} if architecture == "gemma3" else {}
+    for budget in RANGE:
+        try:
+            llama = open_tiny(architecture, tmp_path, build=build, kv_budget=budget)
+        except BudgetError as error:
+            said = inspected(str(written), budget)
+            assert said.problem == str(error) and said.budget_bytes is said.n_cells is None
+            continue
+        with llama:
+            assert inspected(str(written), budget).budget_bytes == llama.kv_report().bytes
+
+
+@pytest.mark.parametrize("swa_full", [False, True])
+@pytest.mark.parametrize("flash_attn", [False, True])
+def test_bytes_without_eviction_are_those_of_the_windowed_layers_too(
+    swa_full: bool, flash_attn: bool, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"swa_full": swa_full, "flash_attn": flash_attn, "n_batch": 32}
+    build: dict[str, Any] = {"n_ctx_train": 1024}
+    with open_tiny("gemma3", tmp_path, build=build, policy="none", **options) as llama:
+        shape = read_shape(llama.model_path)
+        n_windowed = sum(shape.swa_layers)
+        cells = 1024 * (shape.n_layer - n_windowed) + (1024 if swa_full else 256) * n_windowed
+        assert 0 < n_windowed < shape.n_layer
+        assert llama.kv_report().bytes == cells * 2 * shape.n_head_kv[0] * shape.head_dim_k * 2
+
+
+def test_parameters_are_those_of_create_completion_and_of_llama_cpps_embed(tmp_path: Path) -> None:
+    import llama_cpp
+
+    with open_tiny("llama", tmp_path) as llama:
+        assert inspect.signature(llama) == inspect.signature(llama.create_completion)
+        assert [*inspect.signature(llama.embed).parameters] == [
+            *inspect.signature(llama_cpp.Llama.embed).parameters
+        ][1:]
 
 
 def test_a_window_larger_than_the_budget_gets_the_cells_it_needs(tmp_path: Path) -> None:

@@ -144,6 +144,41 @@ def test_a_session_with_eviction_is_refused_without_it(llm: Any) -> None:
         assert go_on(plain, 8) == expected
 
 
+@pytest.mark.parametrize(
+    "option", [{"rope_freq_base": 50_000.0}, {"rope_freq_scale": 0.5}, {"rope_scaling_type": 2}]
+)
+def test_a_session_is_refused_where_positions_are_rotated_differently(
+    option: dict[str, Any], tmp_path: Path
+) -> None:
+    with open_tiny("llama", tmp_path, kv_budget=64) as one:
+        one("abcdefgh" * 20, max_tokens=2)
+        state = one.save_state()
+    with open_tiny("llama", tmp_path, kv_budget=64, **option) as other:
+        with pytest.raises(StateFileError, match=next(iter(option))):
+            other.load_state(state)
+        other("abc", max_tokens=1)
+    with open_tiny("llama", tmp_path, kv_budget=64) as same:
+        same.load_state(state)
+
+
+def test_entries_evicted_by_head_are_refused_by_a_policy_that_needs_them_alike(tmp_path: Path) -> None:
+    with open_tiny("llama", tmp_path, kv_budget=64) as head:
+        head("abc", max_tokens=1)
+        whole = head.save_state()
+        head("abcdefgh" * 20, max_tokens=2)
+        evicted = head.save_state()
+    with open_tiny("llama", tmp_path, kv_budget=64, granularity="token") as token:
+        with pytest.raises(StateFileError, match="evictions were by head"):
+            token.load_state(evicted)
+        token.load_state(whole)
+        token("abcdefgh" * 20, max_tokens=2)
+        evicted = token.save_state()
+    for granularity in ("token", "layer", "head"):
+        with open_tiny("llama", tmp_path, kv_budget=64, granularity=granularity) as other:
+            other.load_state(evicted)
+            assert other([*evicted.input_ids, *[70] * 100], max_tokens=2)["kv"]["used"] == 64
+
+
 @pytest.mark.parametrize("damage", ["empty", "cut", "foreign", "garbage"])
 def test_damaged_sessions_are_refused_and_the_object_stays_usable(llm: Any, damage: str) -> None:
     llm.reset()

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +110,8 @@ def test_calls_of_several_threads_are_served_one_after_the_other(llm: Any) -> No
     assert [got[i] for i in range(6)] == [expected[i % 3] for i in range(6)]
 
 
-def test_a_stream_closed_early_lets_the_next_call_in(llm: Any) -> None:
+def test_a_stream_closed_early_lets_the_next_call_in(llm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llm._lock, "patience_s", 0.2)
     expected = llm("Hello", **GREEDY)["choices"]
     for chunk in llm("Tell me a story", stream=True, temperature=0, max_tokens=50):
         assert chunk["choices"]
@@ -117,10 +119,28 @@ def test_a_stream_closed_early_lets_the_next_call_in(llm: Any) -> None:
     assert llm("Hello", **GREEDY)["choices"] == expected
     stream = llm("Tell me a story", stream=True, temperature=0, max_tokens=50)
     next(stream)
-    with pytest.raises(BusyError):
+    with pytest.raises(BusyError, match="open stream"):
         llm("Hello", **GREEDY)
     stream.close()
     assert llm("Hello", **GREEDY)["choices"] == expected
+
+
+def test_streams_read_by_a_thread_pool_and_calls_in_it_wait_for_each_other(llm: Any) -> None:
+    expected = llm("Water is made of", **GREEDY)["choices"][0]["text"]
+    turn_taken = threading.Event()
+    with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as two:
+        stream = llm("Water is made of", stream=True, **GREEDY)
+        texts = [one.submit(next, stream).result()["choices"][0]["text"]]
+
+        def call() -> str:
+            turn_taken.set()
+            return str(llm("Water is made of", **GREEDY)["choices"][0]["text"])
+
+        called = one.submit(call)  # the thread that read the stream last
+        assert turn_taken.wait(10)
+        while (chunk := two.submit(next, stream, None).result()) is not None:
+            texts.append(chunk["choices"][0]["text"])
+        assert called.result(60) == "".join(texts) == expected
 
 
 def test_a_stream_nobody_started_holds_nothing(llm: Any) -> None:

@@ -32,7 +32,16 @@ def test_calls_of_two_threads_do_not_overlap() -> None:
     assert max(most) == 1 and len(most) == 80
 
 
-def test_the_thread_that_reads_a_stream_is_told_at_once() -> None:
+def test_a_call_from_inside_a_call_is_refused_at_once() -> None:
+    lock = CallLock("it")
+    with lock.call(), pytest.raises(BusyError, match="inside"):
+        lock.enter()
+    with lock.call():
+        pass
+
+
+def test_the_only_thread_is_told_at_once_that_it_left_a_stream_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading, "active_count", lambda: 1)
     lock = CallLock("it")
     turn = lock.enter()
     turn.pause()
@@ -41,6 +50,23 @@ def test_the_thread_that_reads_a_stream_is_told_at_once() -> None:
     turn.end()
     with lock.call():
         pass
+
+
+def test_a_stream_read_by_a_thread_pool_belongs_to_no_thread() -> None:
+    lock = CallLock("it")
+    turn = lock.enter()
+    turn.pause()  # this thread read a piece; the next one is read by another
+
+    def read_on() -> None:
+        time.sleep(0.05)
+        turn.resume()
+        turn.end()
+
+    thread = threading.Thread(target=read_on)
+    thread.start()
+    with lock.call():
+        pass
+    thread.join()
 
 
 def test_another_thread_waits_for_a_stream_that_is_being_read() -> None:
@@ -90,16 +116,17 @@ def test_a_turn_may_end_in_another_thread_and_more_than_once() -> None:
     thread.join()
     second = lock.enter()
     turn.end()  # the old turn must not free the new one
-    assert lock.is_busy
+    with pytest.raises(BusyError):
+        lock.enter()
     second.end()
-    assert not lock.is_busy
+    lock.enter().end()
 
 
 def test_an_error_inside_a_call_lets_the_next_one_in() -> None:
     lock = CallLock("it")
     with pytest.raises(KeyError), lock.call():
         raise KeyError
-    assert not lock.is_busy
+    lock.enter().end()
 
 
 def test_whatever_is_asked_of_something_gone_is_a_closed_error() -> None:

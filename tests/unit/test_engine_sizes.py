@@ -51,6 +51,19 @@ def test_ratios_are_shares_of_the_context() -> None:
     assert (sizes.policy.budget, sizes.policy.n_recent) == (1000, 600)
 
 
+@pytest.mark.parametrize(("policy", "n_sink"), [("h2o+", 4), ("h2o", 0), ("streaming", 4), ("random", 0)])
+def test_the_recent_share_gives_way_to_the_policys_own_sinks(policy: str, n_sink: int) -> None:
+    sizes = plan(policy=policy, n_ctx=200, heavy_ratio=0.01, recent_ratio=0.5)
+    assert sizes.policy is not None
+    assert (sizes.policy.budget, sizes.policy.n_sink) == (102, n_sink)
+    assert sizes.policy.n_recent == min(100, 102 - n_sink)
+
+
+def test_ratios_too_small_for_the_sinks_are_refused_by_their_name() -> None:
+    with pytest.raises(BudgetError, match=r"heavy_ratio 0\.01 and recent_ratio 0\.0 .* 4 sinks"):
+        plan(n_ctx=200, heavy_ratio=0.01, recent_ratio=0.0)
+
+
 def test_the_smaller_of_the_two_batch_sizes_counts() -> None:
     assert plan(kv_budget=1024, n_batch=512, n_ubatch=128).n_ubatch == 128
     assert plan(kv_budget=1024, n_batch=64, n_ubatch=128).n_ubatch == 64

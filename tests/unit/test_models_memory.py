@@ -15,7 +15,6 @@ from h2o_gguf.models.catalog import CATALOG, path
 from h2o_gguf.models.memory import (
     CACHE_TYPES,
     MemoryBytes,
-    cells_for_budget,
     kv_bytes,
     memory_bytes,
     pad_cells,
@@ -29,13 +28,6 @@ MIB = 1 << 20
 @pytest.mark.parametrize(("n", "padded"), [(1, 256), (255, 256), (256, 256), (257, 512), (8192, 8192)])
 def test_cells_are_padded_to_256(n: int, padded: int) -> None:
     assert pad_cells(n) == padded
-
-
-def test_cells_for_a_budget_leave_room_for_a_ubatch_or_a_block() -> None:
-    assert cells_for_budget(1024, 512, 64) == 1536
-    assert cells_for_budget(1024, 1, 64) == 1280
-    assert cells_for_budget(192, 64, 64) == 256
-    assert cells_for_budget(193, 64, 64) == 512
 
 
 def test_plain_cache_is_cells_times_layers_times_heads_times_sizes() -> None:
