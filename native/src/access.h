@@ -16,6 +16,8 @@ struct h2og_access {
     static const auto &            layers (const llama_kv_cache & c) { return c.layers; }
     static const llama_model &     model  (const llama_kv_cache & c) { return c.model; }
 
+    static uint32_t & search_from(llama_kv_cache & c, uint32_t stream) { return c.v_heads[stream]; }
+
     // Empties these cells of a stream, as removing their positions would.
     static void release(llama_kv_cache & c, uint32_t stream, const std::vector<int32_t> & cells) {
         for (const int32_t cell : cells) {

@@ -133,19 +133,7 @@ void h2og_state::evict(int32_t s, const int32_t * victims, int32_t n) {
     }
 
     for (int32_t j = 0; j < n_layer; ++j) {
-        const Layer & layer = layers[j];
-        for (const bool is_v : { false, true }) {
-            ggml_tensor * tensor = is_v ? layer.v : layer.k;
-            if (tensor == nullptr) {
-                continue;
-            }
-            const RowLayout rows = { tensor, n_head_kv, is_v ? head_dim_v : head_dim_k, is_v && h2og_access::v_trans(*cache) };
-            if (layer.is_host && (!force_graph_moves || rows.is_transposed)) {
-                move_rows_host(rows, s, moves[j]);
-            } else {
-                move_rows_graph(rows, s, moves[j], backend_of(*ctx, tensor));
-            }
-        }
+        move_rows(layers[j], s, moves[j]);
         for (const Move & m : moves[j]) {
             const size_t i = index(s, j, m.head);
             pos     [i + m.to] = pos     [i + m.from];
@@ -165,6 +153,21 @@ void h2og_state::evict(int32_t s, const int32_t * victims, int32_t n) {
     stream.n_used      -= n;
     stream.n_evicted   += n;
     stream.n_evictions += 1;
+}
+
+void h2og_state::move_rows(const Layer & layer, int32_t s, const std::vector<Move> & moves) const {
+    for (const bool is_v : { false, true }) {
+        ggml_tensor * tensor = is_v ? layer.v : layer.k;
+        if (tensor == nullptr) {
+            continue;
+        }
+        const RowLayout rows = { tensor, n_head_kv, is_v ? head_dim_v : head_dim_k, is_v && h2og_access::v_trans(*cache) };
+        if (layer.is_host && (!force_graph_moves || rows.is_transposed)) {
+            move_rows_host(rows, s, moves);
+        } else {
+            move_rows_graph(rows, s, moves, backend_of(*ctx, tensor));
+        }
+    }
 }
 
 int32_t h2og_state::rollback_min(int32_t s) const {

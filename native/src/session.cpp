@@ -1,4 +1,5 @@
-// What a saved llama.cpp state lacks: positions, scores and counters, cell by cell in the order llama.cpp saves them.
+// What a saved llama.cpp state lacks: cells, positions, scores and counters, in the order llama.cpp saves its cells.
+#include "rows.h"
 #include "state.h"
 
 #include "session.h"
@@ -10,12 +11,13 @@ namespace h2og {
 namespace {
 
 constexpr uint32_t MAGIC = 0x474F3248;  // "H2OG"
-constexpr uint32_t VERSION = 1;
+constexpr uint32_t VERSION = 2;
 
 struct Header {
     uint32_t magic, version;
     int32_t  n_layer, n_head_kv, n_used, n_past;
     int32_t  rope_shift, exact_from;
+    int32_t  n_cells, search_from;  // of the cache that was saved; search_from: where llama.cpp looks for free cells
     int64_t  n_evicted, n_evictions, n_rebases;
 };
 
@@ -32,7 +34,33 @@ std::vector<int32_t> occupied(const h2og_state & state, int32_t s) {
 }
 
 size_t size_of(const h2og_state & state, int32_t n_used) {
-    return sizeof(Header) + size_t(state.n_layer)*state.n_head_kv*n_used*sizeof(Entry);
+    return sizeof(Header) + size_t(n_used)*sizeof(int32_t) + size_t(state.n_layer)*state.n_head_kv*n_used*sizeof(Entry);
+}
+
+// llama.cpp restores cells side by side from the first on. Moves them to where they were, so that every sum runs in the
+// order it would have run in, and a restored sequence goes on bit for bit.
+void put_back(h2og_state & state, int32_t s, const std::vector<int32_t> & now, const std::vector<int32_t> & before) {
+    std::vector<Move> moves;
+    for (size_t i = now.size(); i-- > 0;) {  // from the last on: a cell only moves to one that is free already
+        for (int32_t ih = 0; now[i] != before[i] && ih < state.n_head_kv; ++ih) {
+            moves.push_back({ ih, now[i], before[i] });
+        }
+    }
+    for (const Layer & layer : state.layers) {
+        state.move_rows(layer, s, moves);
+    }
+    llama_kv_cells & cells = h2og_access::cells(*state.cache, s);
+    for (size_t i = now.size(); i-- > 0;) {
+        if (now[i] != before[i]) {
+            const llama_pos pos = cells.pos_get(now[i]);
+            const llama_kv_cell_ext ext = cells.ext_get(now[i]);
+            cells.rm(now[i]);
+            cells.pos_set(before[i], pos);
+            cells.ext_set(before[i], ext);
+            cells.seq_add(before[i], s);
+        }
+    }
+    state.follow_books(s);
 }
 
 } // namespace
@@ -49,10 +77,13 @@ void state_save(h2og_state & state, int32_t s, uint8_t * out, int64_t size) {
     }
     const Stream & st = state.streams[s];
     const Header header = { MAGIC, VERSION, state.n_layer, state.n_head_kv, st.n_used, st.n_past,
-                            st.rope_shift, st.exact_from, st.n_evicted, st.n_evictions, st.n_rebases };
+                            st.rope_shift, st.exact_from, state.n_cells, int32_t(h2og_access::search_from(*state.cache, s)),
+                            st.n_evicted, st.n_evictions, st.n_rebases };
     memcpy(out, &header, sizeof(header));
     out += sizeof(header);
     const auto cells = occupied(state, s);
+    memcpy(out, cells.data(), cells.size()*sizeof(int32_t));
+    out += cells.size()*sizeof(int32_t);
     for (int32_t j = 0; j < state.n_layer; ++j) {
         for (int32_t ih = 0; ih < state.n_head_kv; ++ih) {
             const size_t i = state.index(s, j, ih);
@@ -66,6 +97,7 @@ void state_save(h2og_state & state, int32_t s, uint8_t * out, int64_t size) {
 }
 
 void state_load(h2og_state & state, int32_t s, const uint8_t * data, int64_t size) {
+    state.settle();
     state.follow_books(s);
     Header header;
     if (size < int64_t(sizeof(header))) {
@@ -79,7 +111,7 @@ void state_load(h2og_state & state, int32_t s, const uint8_t * data, int64_t siz
         fail(H2OG_STATE, "the saved state has %d layers of %d KV heads, this cache %d of %d",
              header.n_layer, header.n_head_kv, state.n_layer, state.n_head_kv);
     }
-    const auto cells = occupied(state, s);
+    auto cells = occupied(state, s);
     Stream & st = state.streams[s];
     if (header.n_used != st.n_used || header.n_past != st.n_past || header.n_used != int32_t(cells.size())) {
         fail(H2OG_STATE, "the saved state has %d entries up to position %d, llama.cpp restored %d up to %d",
@@ -89,6 +121,18 @@ void state_load(h2og_state & state, int32_t s, const uint8_t * data, int64_t siz
         fail(H2OG_STATE, "the saved state has %lld bytes instead of %zu", (long long) size, size_of(state, header.n_used));
     }
     data += sizeof(header);
+    std::vector<int32_t> before(cells.size());
+    memcpy(before.data(), data, before.size()*sizeof(int32_t));
+    data += before.size()*sizeof(int32_t);
+    bool can_put_back = header.n_cells == state.n_cells && header.search_from >= 0 && header.search_from <= state.n_cells;
+    for (size_t i = 0; i < before.size(); ++i) {
+        can_put_back = can_put_back && before[i] >= cells[i] && before[i] < state.n_cells && (i == 0 || before[i] > before[i - 1]);
+    }
+    if (can_put_back) {
+        put_back(state, s, cells, before);
+        h2og_access::search_from(*state.cache, s) = uint32_t(header.search_from);
+        cells = before;
+    }
     for (int32_t j = 0; j < state.n_layer; ++j) {
         for (int32_t ih = 0; ih < state.n_head_kv; ++ih) {
             const size_t i = state.index(s, j, ih);

@@ -5,6 +5,7 @@
 #include "error.h"
 #include "h2og.h"
 #include "rotation.h"
+#include "rows.h"
 
 #include <memory>
 #include <vector>
@@ -67,6 +68,7 @@ struct h2og_state {
 
     int32_t make_room(int32_t seq, int32_t n_keep);
     void    evict(int32_t stream, const int32_t * victims, int32_t n);
+    void    move_rows(const h2og::Layer & layer, int32_t stream, const std::vector<h2og::Move> & moves) const;
     void    rebase(int32_t stream);
     void    require_rotations() const;  // throws unless every layer's keys can be re-rotated
     void    require_renumbering() const; // throws, with the reason, unless can_renumber
