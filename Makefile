@@ -61,7 +61,7 @@ test: setup ## native tests, then the Python tests (PYTEST_ARGS=...)
 	$(BIN)/ctest --test-dir $(RUNTIME) --output-on-failure --no-tests=ignore
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-lint: .venv/tools.stamp typing ## ruff, and mypy --strict
+lint: setup typing ## ruff, and mypy --strict
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/mypy

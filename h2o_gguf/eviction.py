@@ -68,8 +68,9 @@ class Evictor:
 
     def _view(self, native: Any) -> CacheView:
         return CacheView(
-            scores=native.scores,
-            pos=native.pos,
+            # Copies: a policy may keep its view, and native memory ends with the cache.
+            scores=native.scores.copy(),
+            pos=native.pos.copy(),
             n_past=int(native.n_past),
             n_used=int(native.n_used),
             decay=self.policy.decay,

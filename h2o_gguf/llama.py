@@ -155,8 +155,8 @@ class H2OLlama(LowLevel, Completions, Sessions, high.Llama):  # type: ignore[mis
         self._chat = threading.local()
         self._rows = np.empty((0, 0), np.single)
         self.set_seed(seed)
-        self.n_threads = n_threads or loading.default_threads()
-        self.n_threads_batch = n_threads_batch or self.n_threads
+        self.n_threads = loading.check_threads("n_threads", n_threads) or loading.default_threads()
+        self.n_threads_batch = loading.check_threads("n_threads_batch", n_threads_batch) or self.n_threads
         self.numa = int(numa)
         k, v = loading.kv_type(type_k, "type_k"), loading.kv_type(type_v, "type_v")
         loading.check_kv_types(k, v, flash_attn)

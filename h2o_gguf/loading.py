@@ -32,6 +32,7 @@ KV_TYPES = {name: int(GGMLQuantizationType[name.upper()]) for name in CACHE_TYPE
 UNQUANTIZED = {0, 1, 30}
 ALL_LAYERS = 0x7FFFFFFF
 OVERRIDE_CHARS = 128
+MAX_THREADS = 512  # what ggml takes
 
 
 def default_threads() -> int:
@@ -48,6 +49,17 @@ def default_threads() -> int:
         except OSError:
             return len(cpus)
     return len(cores) or 1
+
+
+def check_threads(name: str, value: int | None) -> int:
+    """Return value, 0 for None.  Raises OptionError: it is no whole number from 0 to MAX_THREADS."""
+    if value is None:
+        return 0
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_THREADS:
+        raise OptionError(
+            f"{name} is {value!r}: it must be a whole number from 0 (all cores) to {MAX_THREADS}", name
+        )
+    return value
 
 
 def kv_type(value: int | str | None, name: str) -> int:
