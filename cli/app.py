@@ -8,6 +8,7 @@ import typer
 
 from h2o_gguf import __version__
 from h2o_gguf.cli import chat, inspecting, models, run, summarize
+from h2o_gguf.cli.streams import prepare_streams
 
 __all__ = ["app", "main"]
 
@@ -47,4 +48,5 @@ app.add_typer(models.app, name="models")
 
 def main() -> None:
     """Run the command line and leave with its exit code."""
+    prepare_streams()
     app(prog_name="h2o-gguf")

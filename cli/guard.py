@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import sys
@@ -11,7 +12,7 @@ from typing import Any
 import typer
 
 from h2o_gguf.cli.render import complain, notice
-from h2o_gguf.errors import BUG, INTERRUPTED, Cancelled, H2OError
+from h2o_gguf.errors import BUG, INTERRUPTED, NO_FIT, USAGE, Cancelled, H2OError
 
 __all__ = ["guarded"]
 
@@ -37,6 +38,13 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
                 _show_traceback()
             complain(str(error))
             raise typer.Exit(error.exit_code) from None
+        except OSError as error:  # a disk that is full, a file that cannot be read: the system's word on it
+            if _is_verbose(kwargs):
+                _show_traceback()
+            complain(f"the system refused: {error.strerror or error}")
+            if error.errno == errno.ENOSPC:
+                _forget_stdout()
+            raise typer.Exit(NO_FIT if error.errno == errno.ENOSPC else USAGE) from None
         except Exception as error:
             if _is_ours(error):
                 raise
@@ -68,7 +76,7 @@ def _show_traceback() -> None:
 
 
 def _forget_stdout() -> None:
-    """The reader is gone: let nothing be written to it when the interpreter ends."""
+    """Nothing more can be written: let nothing be tried when the interpreter ends."""
     devnull = os.open(os.devnull, os.O_WRONLY)
     os.dup2(devnull, sys.stdout.fileno())
     os.close(devnull)

@@ -8,6 +8,7 @@ import sys
 from typing import BinaryIO, cast
 
 from h2o_gguf.cli.render import notice
+from h2o_gguf.cli.streams import well_formed
 from h2o_gguf.documents import Document
 from h2o_gguf.errors import OptionError
 
@@ -31,7 +32,7 @@ def gather_prompt(argument: str | None, option: str | None, file: str | None) ->
     if file is not None and file != STDIN:
         parts.append(read_text(file))
     if prompt is not None and not (prompt == STDIN and option is None):
-        parts.append(prompt)
+        parts.append(well_formed(prompt))
     parts = [part for part in parts if part.strip()]
     if not parts:
         raise OptionError(
