@@ -81,7 +81,7 @@ sanitize: setup ## native tests and tests/native under AddressSanitizer and Unde
 	LD_PRELOAD='$(SANITIZERS)' ASAN_OPTIONS=detect_leaks=0 H2O_GGUF_LIB_PATH=$(CURDIR)/build/sanitize/bin \
 		$(BIN)/python -m pytest tests/native
 
-figures: model ## measure what the README shows (an hour on two cores; FIGURES="fidelity chat" for some)
+figures: model ## measure what the README shows (hours on two cores; FIGURES="fidelity chat" for some)
 	for name in $(FIGURES); do \
 		$(BIN)/python scripts/$$name.py $(MODEL) --out docs/figures/$$name || exit 1; \
 	done

@@ -14,7 +14,6 @@ struct h2og_access {
     static bool                    v_trans(const llama_kv_cache & c) { return c.v_trans; }
     static bool                    shares (const llama_kv_cache & c) { return c.other != nullptr; }
     static const auto &            layers (const llama_kv_cache & c) { return c.layers; }
-    static const llama_model &     model  (const llama_kv_cache & c) { return c.model; }
 
     static uint32_t & search_from(llama_kv_cache & c, uint32_t stream) { return c.v_heads[stream]; }
 
