@@ -29,7 +29,7 @@ from h2o_gguf.lowlevel import LowLevel
 from h2o_gguf.models import kv_bytes
 from h2o_gguf.native import C, high
 from h2o_gguf.policies import Policy
-from h2o_gguf.sessions import Sessions
+from h2o_gguf.sessions import Sessions, fingerprint
 from h2o_gguf.sizes import CacheOptions, Sizes, plan_model_sizes, plan_sizes
 from h2o_gguf.templates import guess_format, template_handlers
 from h2o_gguf.vocab import NO_TOKEN, Vocab
@@ -166,6 +166,7 @@ class H2OLlama(LowLevel, Completions, Sessions, high.Llama):  # type: ignore[mis
         self.model_params = model_options.params
         self._model_options = model_options  # owns arrays the parameters point to
         shape = loading.read_model_shape(self.model_path)
+        self._fingerprint = fingerprint(self.model_path)
         sizes = self._sizes(cache_options, shape, is_bounded=embedding)
         high._logger.set_verbose(verbose)
         with ExitStack() as undo:
