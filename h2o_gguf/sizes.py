@@ -131,7 +131,7 @@ def plan_sizes(
     # Positions are made consecutive while a whole batch lies beside the budget, so both must fit.
     if policy.budget + overhead > limit:
         if not is_given:
-            n_ubatch = min(n_ubatch, max(N_BATCH_MIN, limit // 4))
+            n_ubatch = min(n_ubatch, max(min(N_BATCH_MIN, limit // 2), limit // 4))
             overhead = max(n_ubatch, min(block, limit // 4))
             policy = _make(options, limit - overhead)
         else:
