@@ -38,6 +38,11 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
                 _show_traceback()
             complain(str(error))
             raise typer.Exit(error.exit_code) from None
+        except MemoryError:
+            if _is_verbose(kwargs):
+                _show_traceback()
+            complain("there is not enough memory: lower n_ctx, kv_budget or n_batch")
+            raise typer.Exit(NO_FIT) from None
         except OSError as error:  # a disk that is full, a file that cannot be read: the system's word on it
             if _is_verbose(kwargs):
                 _show_traceback()

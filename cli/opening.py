@@ -68,7 +68,7 @@ def open_model(model: ModelFlags, cache: CacheFlags, default_budget: int) -> H2O
         notice(f"$H2O_GGUF_KV_BUDGET is {budget}, which does not count with --policy none")
         budget = None
     if budget is None and evicts:
-        budget = _default_budget(path, model.ctx_size, default_budget)
+        budget = _default_budget(path, model, default_budget)
     return H2OLlama(
         path,
         policy=cache.policy,
@@ -101,12 +101,13 @@ def _span(text: str) -> tuple[int, int] | None:
     return int(start), int(end)
 
 
-def _default_budget(path: Path, ctx_size: int, budget: int) -> int | None:
+def _default_budget(path: Path, model: ModelFlags, budget: int) -> int | None:
     """The budget, or None, the library's choice, where it or the model does not allow that much."""
     shape = models.read_shape(path)
     verdict = models.support(shape)
-    n_ctx = ctx_size or shape.n_ctx_train
-    fits = verdict.can_evict and budget + ROOM <= min(n_ctx, verdict.n_pos_max)
+    n_ctx = model.ctx_size or shape.n_ctx_train
+    room = min((n for n in (model.batch_size, model.ubatch_size) if n is not None), default=ROOM)
+    fits = verdict.can_evict and budget + room <= min(n_ctx, verdict.n_pos_max)
     return budget if fits else None
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from gguf.constants import GGMLQuantizationType
 
-from h2o_gguf.errors import ModelFileError, NativeError, OptionError
+from h2o_gguf.errors import ModelFileError, NativeError, OptionError, OutOfMemoryError
 from h2o_gguf.models import ModelShape, read_shape
 from h2o_gguf.models.memory import CACHE_TYPES
 from h2o_gguf.native import C, high, native_log
@@ -33,6 +33,7 @@ UNQUANTIZED = {0, 1, 30}
 ALL_LAYERS = 0x7FFFFFFF
 OVERRIDE_CHARS = 128
 MAX_THREADS = 512  # what ggml takes
+NO_MEMORY = ("failed to allocate", "unable to allocate", "insufficient memory", "bad_alloc")  # in its log
 
 
 def default_threads() -> int:
@@ -171,14 +172,18 @@ def open_model(path: str, options: ModelOptions) -> Any:
 
 
 def make_context(model: Any, params: Any) -> Any:
-    """Return llama-cpp-python's LlamaContext.  Raises NativeError with the native reason."""
+    """Return llama-cpp-python's LlamaContext.  Raises NativeError, OutOfMemoryError with the reason."""
     with native_log() as log:
         try:
             return high.llama.internals.LlamaContext(model=model, params=params, verbose=True)
         except ValueError as error:
             with contextlib.suppress(Exception):
                 model.close()
-            raise NativeError(f"llama.cpp cannot make a context: {log.reason(str(error))}") from error
+            reason = log.reason(str(error))
+            text = f"llama.cpp cannot make a context: {reason}"
+            if any(word in reason for word in NO_MEMORY):
+                raise OutOfMemoryError(f"{text}: lower n_ctx or kv_budget") from error
+            raise NativeError(text) from error
 
 
 def context_params(

@@ -5,16 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from cli_harness import RunCli
-
-
-def assert_refused(done: object, code: int, *words: str) -> None:
-    """One line that says why; nothing on stdout; no traceback."""
-    assert done.returncode == code, done.stderr  # type: ignore[attr-defined]
-    assert done.stdout == ""  # type: ignore[attr-defined]
-    assert "Traceback" not in done.stderr  # type: ignore[attr-defined]
-    for word in words:
-        assert word in done.stderr  # type: ignore[attr-defined]
+from cli_harness import RunCli, assert_refused
 
 
 @pytest.mark.parametrize(
