@@ -11,6 +11,7 @@ from typing import Any
 
 import typer
 
+from h2o_gguf.cli.leaving import leave, raising_at_interrupt
 from h2o_gguf.cli.render import complain, notice
 from h2o_gguf.errors import BUG, INTERRUPTED, NO_FIT, USAGE, Cancelled, H2OError
 
@@ -23,10 +24,11 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def wrapper(*args: Any, **kwargs: Any) -> None:
         try:
-            command(*args, **kwargs)
-            sys.stdout.flush()
+            with raising_at_interrupt():
+                command(*args, **kwargs)
+                sys.stdout.flush()
         except KeyboardInterrupt:
-            raise typer.Exit(INTERRUPTED) from None
+            leave()
         except BrokenPipeError:
             _forget_stdout()
             raise typer.Exit(0) from None

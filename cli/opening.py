@@ -12,9 +12,10 @@ import typer
 from h2o_gguf import models
 from h2o_gguf.cli.fetching import fetch_with_bar
 from h2o_gguf.cli.flags import FromEnvironment
+from h2o_gguf.cli.leaving import leaving_at_interrupt
 from h2o_gguf.cli.options import CacheFlags, ModelFlags
 from h2o_gguf.cli.render import is_terminal, notice, show_bytes
-from h2o_gguf.errors import ModelFileError, OptionError
+from h2o_gguf.errors import INTERRUPTED, ModelFileError, OptionError
 from h2o_gguf.models.catalog import DEFAULT_MODEL, entry
 
 if TYPE_CHECKING:
@@ -43,10 +44,12 @@ def model_path(name: str | None) -> Path:
                 "or name a GGUF file with -m FILE",
             ) from error
         notice(f"No model is named and the default one, {model.title}, is not here yet.")
-        if not typer.confirm(
-            f"Fetch it ({show_bytes(model.n_bytes)}, {model.licence})?", default=True, err=True
-        ):
-            raise typer.Exit(error.exit_code) from None
+        question = f"Fetch it ({show_bytes(model.n_bytes)}, {model.licence})?"
+        try:
+            if not typer.confirm(question, default=True, err=True):
+                raise typer.Exit(error.exit_code) from None
+        except typer.Abort:
+            raise typer.Exit(INTERRUPTED) from None
         return fetch_with_bar(DEFAULT_MODEL)
 
 
@@ -60,8 +63,6 @@ def open_model(model: ModelFlags, cache: CacheFlags, default_budget: int) -> H2O
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     if not model.verbose:
         logging.getLogger("h2o_gguf.native").setLevel(logging.ERROR)
-    from h2o_gguf.llama import H2OLlama
-
     evicts = cache.policy.strip().lower() != "none"
     budget = cache.kv_budget
     if isinstance(budget, FromEnvironment) and not evicts:
@@ -69,22 +70,25 @@ def open_model(model: ModelFlags, cache: CacheFlags, default_budget: int) -> H2O
         budget = None
     if budget is None and evicts:
         budget = _default_budget(path, model, default_budget)
-    return H2OLlama(
-        path,
-        policy=cache.policy,
-        kv_budget=budget,
-        n_sink=cache.sink,
-        n_recent=cache.window,
-        n_ctx=model.ctx_size,
-        n_batch=model.batch_size,
-        n_ubatch=model.ubatch_size,
-        n_threads=model.threads,
-        n_gpu_layers=model.gpu_layers,
-        flash_attn=_is_on(model.flash_attn),
-        type_k=cache.cache_type_k,
-        type_v=cache.cache_type_v,
-        verbose=model.verbose,
-    )
+    with leaving_at_interrupt():
+        from h2o_gguf.llama import H2OLlama
+
+        return H2OLlama(
+            path,
+            policy=cache.policy,
+            kv_budget=budget,
+            n_sink=cache.sink,
+            n_recent=cache.window,
+            n_ctx=model.ctx_size,
+            n_batch=model.batch_size,
+            n_ubatch=model.ubatch_size,
+            n_threads=model.threads,
+            n_gpu_layers=model.gpu_layers,
+            flash_attn=_is_on(model.flash_attn),
+            type_k=cache.cache_type_k,
+            type_v=cache.cache_type_v,
+            verbose=model.verbose,
+        )
 
 
 def pinned_spans(cache: CacheFlags) -> list[tuple[int, int]]:

@@ -28,7 +28,7 @@ from h2o_gguf.host_memory import require_bytes
 from h2o_gguf.lock import CallLock, Gone
 from h2o_gguf.lowlevel import LowLevel
 from h2o_gguf.models import memory_bytes
-from h2o_gguf.native import C, high
+from h2o_gguf.native import C, high, native_log
 from h2o_gguf.policies import Policy
 from h2o_gguf.sessions import Sessions, fingerprint
 from h2o_gguf.sizes import CacheOptions, Sizes, plan_model_sizes, plan_sizes
@@ -279,14 +279,15 @@ class H2OLlama(LowLevel, Completions, Sessions, high.Llama):  # type: ignore[mis
         if sizes.policy is not None:
             from h2o_gguf.bindings import KVCache
 
-            cache = KVCache(
-                Context.address_of(self._ctx.ctx),
-                budget=sizes.policy.budget,
-                block=sizes.block,
-                decay=sizes.policy.decay,
-                attention="stock" if attention == "auto" and not sizes.policy.needs_scores else attention,
-                n_pos_max=sizes.n_pos_max,
-            )
+            with native_log():
+                cache = KVCache(
+                    Context.address_of(self._ctx.ctx),
+                    budget=sizes.policy.budget,
+                    block=sizes.block,
+                    decay=sizes.policy.decay,
+                    attention="stock" if attention == "auto" and not sizes.policy.needs_scores else attention,
+                    n_pos_max=sizes.n_pos_max,
+                )
             n_ctx = UNBOUNDED if sizes.can_renumber else sizes.n_pos_max
         context = Context(self._ctx.ctx, self._model.model)
         self._engine = Engine(context, None, sizes.policy, n_ctx=n_ctx, cache=cache, kv_bytes=kv_bytes)

@@ -164,6 +164,9 @@ def open_model(path: str, options: ModelOptions) -> Any:
     """Return llama-cpp-python's LlamaModel.  Raises ModelFileError with the native reason."""
     C.llama_backend_init()
     with native_log() as log:
+        # Asked between tensors whether to go on; its value lives as long as the call.
+        goes_on = C.llama_progress_callback(lambda _progress, _data: not log.is_interrupted)
+        options.params.progress_callback = goes_on
         try:
             # verbose here only means that stdout and stderr are left alone while native code runs.
             return high.llama.internals.LlamaModel(path_model=str(path), params=options.params, verbose=True)
