@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from h2o_gguf import models
+from h2o_gguf.cli.aborts import explained_aborts
 from h2o_gguf.cli.fetching import fetch_with_bar
 from h2o_gguf.cli.flags import FromEnvironment
 from h2o_gguf.cli.leaving import leaving_at_interrupt
@@ -70,7 +71,7 @@ def open_model(model: ModelFlags, cache: CacheFlags, default_budget: int) -> H2O
         budget = None
     if budget is None and evicts:
         budget = _default_budget(path, model, default_budget)
-    with leaving_at_interrupt():
+    with leaving_at_interrupt(), explained_aborts(path):
         from h2o_gguf.llama import H2OLlama
 
         return H2OLlama(

@@ -11,10 +11,10 @@ import importlib
 import logging
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-__all__ = ["C", "NativeLog", "high", "native_log"]
+__all__ = ["C", "NativeLog", "high", "native_log", "on_abort"]
 
 # Makes llama_cpp load our build of llama.cpp, or says why it cannot.
 importlib.import_module("h2o_gguf.bindings.library").lib()
@@ -49,6 +49,18 @@ class NativeLog:
             if text:
                 return text
         return otherwise
+
+
+_ABORT_CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
+_abort_callback: Any = None  # lives as long as native code may call it
+
+
+def on_abort(tell: Callable[[str], None]) -> None:
+    """Before native code ends the process, call `tell` with the reason, in whatever thread that is."""
+    global _abort_callback
+    _abort_callback = _ABORT_CALLBACK(lambda text: tell(text.decode("utf-8", "replace")))
+    with contextlib.suppress(AttributeError):  # Windows finds only what libllama itself exports
+        C._lib.ggml_set_abort_callback(_abort_callback)
 
 
 _listeners: list[NativeLog] = []

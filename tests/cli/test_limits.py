@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from cli_harness import RunCli, assert_refused
 from harness import require_runtime
 from tiny_models import build
+from tiny_models.decoders import DECODERS
+from tiny_models.writer import Tiny
 
 RUN = ("run", "-m", "tiny.gguf", "--raw", "-n", 1, "-p", "Hi")
 
@@ -50,3 +54,41 @@ def test_a_model_with_a_very_short_context_runs_without_eviction(cli: RunCli, ho
     build("llama", home / "tiny.gguf", n_ctx_train=12)
     done = cli(*RUN)
     assert done.returncode == 0 and "nothing will be evicted" in done.stderr
+
+
+def test_what_llama_cpp_gives_up_on_is_said_in_one_line(cli: RunCli, home: Path) -> None:
+    """A key_length that fits no tensor passes for a fact until llama.cpp builds its graph."""
+    model = Tiny(home / "gpt2.gguf", n_layer=2, n_ctx_train=256, seed=0)
+    DECODERS["gpt2"](model)
+    model.set("attention.key_length", 7)
+    model.write()
+    done = cli("run", "-m", "gpt2.gguf", "--raw", "-p", "Hi")
+    assert_refused(done, 3, "gpt2.gguf", "gpt2.cpp", "GGML_ASSERT", "damaged")
+    assert done.stderr.count("\n") == 1
+
+
+GIVE_UP = """
+import sys
+from pathlib import Path
+from h2o_gguf.cli.aborts import explained_aborts
+
+with explained_aborts(Path("model.gguf")):
+    from h2o_gguf.native import C
+sys.stdout.write("half an answer")
+C._lib.ggml_abort(b"/somewhere/ggml.c", 7, b"impossible")
+"""
+
+
+def test_what_llama_cpp_gives_up_on_later_is_a_native_failure_and_the_answer_is_kept(
+    environment: dict[str, str], home: Path
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", GIVE_UP],
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=home,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (5, "half an answer")
+    assert "ggml.c:7: impossible" in done.stderr and "/somewhere" not in done.stderr
