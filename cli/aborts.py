@@ -16,7 +16,7 @@ __all__ = ["explained_aborts"]
 
 @contextmanager
 def explained_aborts(model: Path) -> Iterator[None]:
-    """An abort is a native failure from now on, and the model file's fault in the with-block, which loads it."""
+    """In the with-block, which loads the model, an abort is its file's fault; after it a native failure."""
     from h2o_gguf.native import on_abort
 
     code, text = (

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["model_path", "open_model", "pinned_spans"]
 
+NO_POLICY = "none"
 ROOM = 512  # a batch beside the budget
 
 
@@ -64,19 +65,15 @@ def open_model(model: ModelFlags, cache: CacheFlags, default_budget: int) -> H2O
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     if not model.verbose:
         logging.getLogger("h2o_gguf.native").setLevel(logging.ERROR)
-    evicts = cache.policy.strip().lower() != "none"
-    budget = cache.kv_budget
-    if isinstance(budget, FromEnvironment) and not evicts:
-        notice(f"$H2O_GGUF_KV_BUDGET is {budget}, which does not count with --policy none")
-        budget = None
-    if budget is None and evicts:
+    policy, budget = _policy_and_budget(cache)
+    if budget is None and policy != NO_POLICY:
         budget = _default_budget(path, model, default_budget)
     with leaving_at_interrupt(), explained_aborts(path):
         from h2o_gguf.llama import H2OLlama
 
         return H2OLlama(
             path,
-            policy=cache.policy,
+            policy=policy,
             kv_budget=budget,
             n_sink=cache.sink,
             n_recent=cache.window,
@@ -104,6 +101,23 @@ def _span(text: str) -> tuple[int, int] | None:
     if not (start.isdecimal() and end.isdecimal() and int(start) < int(end)):
         raise OptionError(f"--pin is {text!r}: it must be FROM:TO, such as 0:40", "pin")
     return int(start), int(end)
+
+
+def _policy_and_budget(cache: CacheFlags) -> tuple[str, int | None]:
+    """The two; where one is a flag and the environment's other contradicts it, what the flag says."""
+    policy, budget = cache.policy, cache.kv_budget
+    if policy.strip().lower() != NO_POLICY:
+        return policy, budget
+    flags = {"--kv-budget": budget, "--kv-evict-sink": cache.sink, "--kv-evict-window": cache.window}
+    given = [n for n, v in flags.items() if v is not None and not isinstance(v, FromEnvironment)]
+    if given and isinstance(policy, FromEnvironment):
+        policy = CacheFlags.policy
+        notice(f"$H2O_GGUF_POLICY is none, which does not count with {given[0]}: the policy is {policy}")
+        return policy, budget
+    if isinstance(budget, FromEnvironment):
+        notice(f"$H2O_GGUF_KV_BUDGET is {budget}, which does not count with policy none")
+        budget = None
+    return NO_POLICY, budget
 
 
 def _default_budget(path: Path, model: ModelFlags, budget: int) -> int | None:

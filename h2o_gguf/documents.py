@@ -49,6 +49,8 @@ class Document:
     def open(cls, path: str | os.PathLike[str]) -> Document:
         """Open a file.  Raises: OptionError, it cannot be read."""
         try:
+            if not os.fspath(path):
+                raise FileNotFoundError(2, "the name is empty")
             if os.path.isdir(path):
                 raise IsADirectoryError(21, "is a folder")
             file = Path(path).open("rb")  # noqa: SIM115  # closed by close()

@@ -41,6 +41,13 @@ def test_files_that_cannot_be_read_are_usage_errors(cli: RunCli, home: Path) -> 
     assert_refused(cli("summarize", "missing.txt"), 2, "no such file")
 
 
+def test_an_empty_name_is_said_to_be_empty(cli: RunCli) -> None:
+    for command in (("run", "-f", ""), ("chat", "-f", ""), ("summarize", "")):
+        assert_refused(cli(*command), 2, "cannot read ''", "the name is empty")
+    for command in (("run", "-p", "hi", "-m", ""), ("inspect", "")):
+        assert_refused(cli(*command), 3, "the name is empty")
+
+
 def test_without_a_model_the_command_that_fetches_it_is_named(cli: RunCli) -> None:
     assert_refused(cli("run", "-p", "hi"), 3, "h2o-gguf models fetch", "-m FILE")
     assert_refused(cli("chat"), 3, "h2o-gguf models fetch")
