@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import functools
-import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -29,9 +28,6 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
                 sys.stdout.flush()
         except KeyboardInterrupt:
             leave()
-        except BrokenPipeError:
-            _forget_stdout()
-            raise typer.Exit(0) from None
         except Cancelled as error:
             notice(str(error))
             raise typer.Exit(INTERRUPTED) from None
@@ -49,8 +45,6 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
             if _is_verbose(kwargs):
                 _show_traceback()
             complain(f"the system refused: {error.strerror or error}")
-            if error.errno == errno.ENOSPC:
-                _forget_stdout()
             raise typer.Exit(NO_FIT if error.errno == errno.ENOSPC else USAGE) from None
         except Exception as error:
             if _is_ours(error):
@@ -80,10 +74,3 @@ def _show_traceback() -> None:
     import traceback
 
     traceback.print_exc()
-
-
-def _forget_stdout() -> None:
-    """Nothing more can be written: let nothing be tried when the interpreter ends."""
-    devnull = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(devnull, sys.stdout.fileno())
-    os.close(devnull)

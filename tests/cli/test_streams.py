@@ -40,11 +40,70 @@ def test_closed_stderr_does_not_stop_the_answer(model: Path, tmp_path: Path) -> 
     assert b"evict" in done.stdout
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
-def test_a_full_disk_is_said_in_words(model: Path, tmp_path: Path) -> None:
-    done = shell(f"{COMMAND} inspect {model} >/dev/full", tmp_path)
-    assert done.returncode == 4
-    assert b"No space left" in done.stderr and b"bug" not in done.stderr and b"Traceback" not in done.stderr
+COMMANDS = (
+    "--help",
+    "--version",
+    "run --help",
+    "inspect MODEL",
+    "models list",
+    "run --raw -m MODEL -n 2 hello",
+)
+needs_full = pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+
+
+def exit_code(line: str, command: str, model: Path, folder: Path, **environment: str) -> tuple[int, str]:
+    """The exit code of a command in a line of bash, and what is left of stderr."""
+    line = line.replace("COMMAND", f"{COMMAND} {command.replace('MODEL', str(model))}")
+    done = shell(f"{line}; exit ${{PIPESTATUS[0]}}", folder, **environment)
+    stderr = done.stderr.decode()
+    assert "bug" not in stderr and "Traceback" not in stderr and "Exception" not in stderr
+    return done.returncode, stderr
+
+
+@needs_full
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_full_disk_is_said_in_words(model: Path, tmp_path: Path, command: str, unbuffered: str) -> None:
+    code, stderr = exit_code(
+        "COMMAND </dev/null >/dev/full", command, model, tmp_path, PYTHONUNBUFFERED=unbuffered
+    )
+    assert code == 4
+    assert stderr == "error: the answer cannot be written: No space left on device\n"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_reader_that_has_gone_ends_a_command_quietly(model: Path, tmp_path: Path, command: str) -> None:
+    assert exit_code("COMMAND </dev/null | true", command, model, tmp_path) == (0, "")
+
+
+@needs_full
+@pytest.mark.parametrize("stderr", ["2>/dev/full", "2> >(true)", "2>&-"])
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        *((command, 0) for command in COMMANDS),
+        ("run --bogus", 2),
+        ("run --raw -m missing.gguf hello", 3),
+        ("run --raw -m MODEL --policy none -c 8 a-longer-prompt-than-that", 4),
+    ],
+)
+def test_a_command_goes_on_without_stderr(
+    model: Path, tmp_path: Path, command: str, code: int, stderr: str
+) -> None:
+    assert exit_code(f"COMMAND </dev/null >out {stderr}", command, model, tmp_path) == (code, "")
+    assert bool((tmp_path / "out").read_bytes()) == (code == 0)
+
+
+@needs_full
+def test_a_full_disk_for_both_is_still_4(model: Path, tmp_path: Path) -> None:
+    assert exit_code("COMMAND >/dev/full 2>/dev/full", "inspect MODEL", model, tmp_path) == (4, "")
+
+
+@pytest.mark.parametrize("streams", [">&-", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_lead_nowhere(model: Path, tmp_path: Path, streams: str) -> None:
+    for command in COMMANDS:
+        assert exit_code(f"COMMAND </dev/null {streams}", command, model, tmp_path)[0] == 0
+        assert exit_code(f"COMMAND {streams}", "inspect missing.gguf", model, tmp_path)[0] == 3
 
 
 def test_arguments_need_not_be_utf8(model: Path, tmp_path: Path) -> None:
