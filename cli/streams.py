@@ -13,7 +13,7 @@ import typer
 from h2o_gguf.cli.render import complain
 from h2o_gguf.errors import NO_FIT, USAGE
 
-__all__ = ["prepare_streams", "well_formed"]
+__all__ = ["prepare_streams", "well_formed", "well_formed_option"]
 
 
 def prepare_streams() -> None:
@@ -28,6 +28,8 @@ def prepare_streams() -> None:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")  # see well_formed
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout = _Stream(sys.stdout, _end)
     if isinstance(sys.stderr, io.TextIOWrapper):
@@ -82,5 +84,13 @@ def _end(error: OSError) -> typer.Exit:
 
 
 def well_formed(text: str) -> str:
-    """The text of a command line, whose bytes that are no UTF-8 become U+FFFD."""
+    """The text of an argument or a line, whose bytes that are no UTF-8 become U+FFFD.
+
+    Python keeps them as lone surrogates, since they may be the name of a file.
+    """
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+def well_formed_option(text: str | None) -> str | None:
+    """The same for the value of an option that may be missing."""
+    return None if text is None else well_formed(text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import io
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -12,7 +13,7 @@ from typing import BinaryIO
 
 from h2o_gguf.errors import OptionError
 
-__all__ = ["Document"]
+__all__ = ["Document", "regular_size"]
 
 CHUNK_BYTES = 1 << 16
 PIECE_CHARS = 1 << 15
@@ -54,7 +55,8 @@ class Document:
             if os.path.isdir(path):
                 raise IsADirectoryError(21, "is a folder")
             file = Path(path).open("rb")  # noqa: SIM115  # closed by close()
-            return cls(file, os.path.basename(os.fspath(path)), os.fstat(file.fileno()).st_size)
+            name = os.fsencode(os.path.basename(path)).decode("utf-8", "replace")
+            return cls(file, name, regular_size(file))
         except OSError as error:
             reason = error.strerror or str(error)
             raise OptionError(
@@ -120,6 +122,12 @@ class Document:
         chunk = self._file.read(CHUNK_BYTES)
         self.n_bytes_read += len(chunk)
         return chunk
+
+
+def regular_size(file: BinaryIO) -> int | None:
+    """Bytes of a regular file; None for a pipe or a device.  Raises: OSError, ValueError: it is no file."""
+    info = os.fstat(file.fileno())
+    return info.st_size if stat.S_ISREG(info.st_mode) else None
 
 
 def _cut(text: str, n: int) -> int:

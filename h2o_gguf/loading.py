@@ -160,6 +160,13 @@ def read_model_shape(path: str) -> ModelShape:
     return read_shape(path)
 
 
+class _FileName(str):
+    """A file's name as llama-cpp-python takes it, with the bytes it has on disk, UTF-8 or not."""
+
+    def encode(self, *_: Any) -> bytes:
+        return os.fsencode(str(self))
+
+
 def open_model(path: str, options: ModelOptions) -> Any:
     """Return llama-cpp-python's LlamaModel.  Raises ModelFileError with the native reason."""
     C.llama_backend_init()
@@ -169,7 +176,9 @@ def open_model(path: str, options: ModelOptions) -> Any:
         options.params.progress_callback = goes_on
         try:
             # verbose here only means that stdout and stderr are left alone while native code runs.
-            return high.llama.internals.LlamaModel(path_model=str(path), params=options.params, verbose=True)
+            return high.llama.internals.LlamaModel(
+                path_model=_FileName(path), params=options.params, verbose=True
+            )
         except ValueError as error:
             raise ModelFileError(path, log.reason(str(error))) from error
 
@@ -236,7 +245,7 @@ def context_params(
 def load_adapter(model: Any, ctx: Any, path: str, scale: float) -> Any:
     """Apply a LoRA adapter; return it, to be freed with the model.  Raises ModelFileError."""
     with native_log() as log:
-        adapter = C.llama_adapter_lora_init(model, path.encode())
+        adapter = C.llama_adapter_lora_init(model, os.fsencode(path))
         if not adapter:
             raise ModelFileError(path, log.reason("llama.cpp cannot read the adapter"))
         adapters = (C.llama_adapter_lora_p_ctypes * 1)(adapter)
