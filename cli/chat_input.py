@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from h2o_gguf.cli.history import open_history
 from h2o_gguf.cli.render import notice
 from h2o_gguf.cli.streams import well_formed
 
@@ -78,14 +79,12 @@ class TerminalInput:
         """commands : what Tab completes."""
         from prompt_toolkit import PromptSession
         from prompt_toolkit.completion import WordCompleter
-        from prompt_toolkit.history import FileHistory, History, InMemoryHistory
         from prompt_toolkit.output import create_output
 
-        kept: History = InMemoryHistory() if history is None else FileHistory(str(history))
         # With stdout piped the prompt must not end up among the answers.
         output = None if sys.stdout.isatty() else create_output(stdout=sys.stderr)
         self._session: PromptSession[str] = PromptSession(
-            history=kept,
+            history=open_history(history),
             completer=WordCompleter(commands, sentence=True),
             complete_while_typing=False,
             multiline=True,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from h2o_gguf.cli.chat_input import Message, parse
-from h2o_gguf.cli.history import VARIABLE, history_file
+from h2o_gguf.cli.history import VARIABLE, history_file, open_history
 
 
 @pytest.mark.parametrize("typed", ["/help", "/read a file.txt\n", "/unknown"])
@@ -37,3 +37,31 @@ def test_a_history_others_could_read_becomes_private(tmp_path: Path, monkeypatch
     assert history_file(True) == path
     assert path.stat().st_mode & 0o777 == 0o600
     assert path.read_text() == "+old\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("/dev/null", ""), ("/dev/zero", "is no file"), (".", "is no file")]
+)
+def test_only_a_file_keeps_a_history(
+    name: str, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(VARIABLE, name)
+    assert history_file(True) is None
+    said = capsys.readouterr().err
+    assert words in said and bool(said) == bool(words)
+
+
+def test_a_history_that_fails_is_said_once_and_kept_in_memory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    history = open_history(tmp_path)  # a folder can be neither read nor written as a file
+    assert list(history.load_history_strings()) == []
+    history.append_string("one")
+    history.append_string("two")
+    assert history.get_strings() == ["one", "two"]
+    assert capsys.readouterr().err.count("no history") == 1
+
+
+def test_a_history_is_read_back(tmp_path: Path) -> None:
+    open_history(tmp_path / "history").append_string("one\nline")
+    assert list(open_history(tmp_path / "history").load_history_strings()) == ["one\nline"]
