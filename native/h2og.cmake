@@ -24,24 +24,14 @@ endif()
 target_link_libraries(h2og PRIVATE h2og-options)
 target_compile_definitions(h2og PRIVATE LLAMA_BUILD)
 
-# The kernels use the instructions ggml's CPU backend is compiled for.
+# One kernel an instruction set, chosen when it runs; everything else is for the base of the architecture.
 if(NOT MSVC)
-    if(GGML_NATIVE)
-        include(CheckCXXCompilerFlag)
-        check_cxx_compiler_flag(-march=native H2OG_HAS_MARCH_NATIVE)
-        if(H2OG_HAS_MARCH_NATIVE)
-            target_compile_options(h2og PRIVATE -march=native)
-        endif()
-    else()
-        set(flag_of_SSE42 -msse4.2)
-        foreach(feature ${cpu_features})
-            string(TOLOWER "${feature}" name)
-            if(GGML_${feature} AND DEFINED flag_of_${feature})
-                target_compile_options(h2og PRIVATE ${flag_of_${feature}})
-            elseif(GGML_${feature})
-                target_compile_options(h2og PRIVATE -m${name})
-            endif()
-        endforeach()
+    target_compile_options(h2og PRIVATE -ffp-contract=fast)
+    if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
+        set_source_files_properties(native/src/attention-avx2.cpp PROPERTIES COMPILE_OPTIONS -march=x86-64-v3)
+        # GCC's own header of AVX-512 reads what it leaves uninitialized.
+        set_source_files_properties(native/src/attention-avx512.cpp PROPERTIES COMPILE_OPTIONS
+            "-march=x86-64-v4;-Wno-uninitialized;$<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>")
     endif()
 endif()
 

@@ -7,8 +7,10 @@
 
 #include "ggml.h"
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 namespace h2og {
@@ -46,25 +48,30 @@ struct Attention {
 // Textbook loops in double precision, on one thread.
 void attention_reference(const Attention & a);
 
-// The same, fast, in two steps with a barrier between them: each of n_thread threads calls attend, then combine.
-// The result does not depend on n_thread.
+struct Kernel;
+struct Plan;
+
+// The kernels this CPU can run, the fastest first.
+std::vector<const Kernel *> usable_kernels();
+
+// The same, fast, in two steps with a barrier between them: after one start(), every thread calls attend, then combine.
+// The result does not depend on how many threads there are, nor on which of them does what.
 class FusedAttention {
 public:
     explicit FusedAttention(const Attention & a);
+    FusedAttention(const Attention & a, const Kernel & kernel);
+    ~FusedAttention();
 
-    size_t workspace_floats() const { return size_t(n_unit)*unit_floats; }
+    size_t workspace_floats() const;
 
-    void attend (const Attention & a, float * workspace, int32_t i_thread, int32_t n_thread) const;
-    void combine(const Attention & a, const float * workspace, int32_t i_thread, int32_t n_thread) const;
+    void start();
+    void attend (const Attention & a, float * workspace);
+    void combine(const Attention & a, const float * workspace);
 
 private:
-    int32_t n_tile_query;   // queries of a tile, each with the G heads of its KV head
-    int32_t n_tile;         // tiles per KV head
-    int32_t n_split;        // pieces the cells are cut into
-    int32_t n_split_cells;
-    int32_t n_unit;         // stream x KV head x tile x split
-    int32_t n_row;          // rows of a tile: G * n_tile_query
-    size_t  unit_floats;
+    const Kernel & kernel;
+    std::unique_ptr<const Plan> plan;
+    std::atomic<int32_t> next_unit{0}, next_part{0};
 };
 
 } // namespace h2og

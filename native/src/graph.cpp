@@ -46,6 +46,11 @@ public:
 };
 
 void Input::set_input(const llama_ubatch * ubatch) {
+    for (const auto & node : nodes) {
+        if (node->fused != nullptr) {
+            node->fused->start();
+        }
+    }
     if (weights != nullptr && weights->buffer != nullptr) {
         // Within a ubatch the newer queries have faded less: weight w of query t counts w*decay^(n - 1 - t).
         const float decay = state.params.decay;
@@ -136,16 +141,16 @@ Attention bind(const Node & node, ggml_tensor * const * src) {
     return a;
 }
 
-void compute_attend(ggml_tensor * dst, int ith, int nth, void * userdata) {
+void compute_attend(ggml_tensor * dst, int, int, void * userdata) {
     const Node & node = *static_cast<const Node *>(userdata);
-    node.fused->attend(bind(node, dst->src), static_cast<float *>(dst->data), ith, nth);
+    node.fused->attend(bind(node, dst->src), static_cast<float *>(dst->data));
 }
 
-void compute_combine(ggml_tensor * dst, int ith, int nth, void * userdata) {
+void compute_combine(ggml_tensor * dst, int, int, void * userdata) {
     const Node & node = *static_cast<const Node *>(userdata);
     Attention a = bind(node, dst->src + 1);
     a.out = static_cast<float *>(dst->data);
-    node.fused->combine(a, static_cast<const float *>(dst->src[0]->data), ith, nth);
+    node.fused->combine(a, static_cast<const float *>(dst->src[0]->data));
 }
 
 void compute_reference(ggml_tensor * dst, int ith, int, void * userdata) {
