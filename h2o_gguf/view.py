@@ -89,8 +89,8 @@ class CacheView:
         log_decay = math.log(self.decay)
         n_ages = max(1, min(self.n_past, math.ceil(FLOAT32_BITS * math.log(2) / -log_decay)))
         sums = -np.expm1(np.arange(n_ages + 1) * log_decay) / (1.0 - self.decay)
-        table: NDArray[np.float32] = sums.astype(np.float32)
-        return table[np.minimum(age, n_ages, out=age)]
+        seen: NDArray[np.float32] = sums.astype(np.float32).take(age, mode="clip")
+        return seen
 
 
 def _read_only(array: NDArray[Any], dtype: type[np.generic]) -> NDArray[Any]:
