@@ -274,7 +274,8 @@ class H2OLlama(LowLevel, Completions, Sessions, high.Llama):  # type: ignore[mis
                 budget=sizes.policy.budget,
                 block=sizes.block,
                 decay=sizes.policy.decay,
-                attention="stock" if attention == "auto" and not sizes.policy.needs_scores else attention,
+                attention=attention,
+                is_scored=sizes.policy.needs_scores,
                 n_pos_max=sizes.n_pos_max,
             )
             n_ctx = UNBOUNDED if sizes.can_renumber else sizes.n_pos_max

@@ -90,7 +90,7 @@ def _llama_cpp(job: dict[str, Any]) -> Any:
 
 
 @ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
-def QUIET(level: int, text: bytes, data: Any) -> None:  # noqa: N802
+def QUIET(level: int, text: bytes, data: Any) -> None:
     """Drop a line of llama.cpp's log."""
 
 
