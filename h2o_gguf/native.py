@@ -12,7 +12,9 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["C", "NativeLog", "high", "native_log"]
+from h2o_gguf.native_log import GGML_CONTINUED, NativeLog
+
+__all__ = ["C", "high", "native_log"]
 
 # Makes llama_cpp load our build of llama.cpp, or says why it cannot.
 importlib.import_module("h2o_gguf.bindings.library").lib()
@@ -22,26 +24,6 @@ C: Any = importlib.import_module("llama_cpp.llama_cpp")
 logger = logging.getLogger("h2o_gguf.native")
 logging.getLogger("h2o_gguf").addHandler(logging.NullHandler())  # quiet unless the program asks
 LEVELS = {1: logging.DEBUG, 2: logging.INFO, 3: logging.WARNING, 4: logging.ERROR}  # of ggml_log_level
-GGML_WARN, GGML_ERROR, GGML_CONTINUED = 3, 4, 5
-
-
-class NativeLog:
-    """Lines llama.cpp logged during a with-block, for the reason in an error."""
-
-    def __init__(self) -> None:
-        self.errors: list[str] = []
-        self.warnings: list[str] = []
-
-    def reason(self, otherwise: str) -> str:
-        """The first error that was logged, without the name of the C++ function."""
-        for line in self.errors or self.warnings:
-            head, colon, tail = line.partition(": ")
-            text = tail if colon and head.replace("_", "").replace("::", "").isalnum() else line
-            text = text.removeprefix("error loading model: ")
-            if text:
-                return text
-        return otherwise
-
 
 _listeners: list[NativeLog] = []
 _last_level = logging.DEBUG
@@ -61,7 +43,7 @@ def native_log() -> Iterator[NativeLog]:
 @C.llama_log_callback  # type: ignore[untyped-decorator]
 def _on_line(level: int, text: bytes | None, user_data: int | None) -> None:
     global _last_level
-    if high._logger.logger.level <= logging.DEBUG:  # someone loaded a model with verbose=True
+    if logging.NOTSET < high._logger.logger.level <= logging.DEBUG:  # someone asked for verbose=True
         high._logger.llama_log_callback(level, text, user_data)
     if level != GGML_CONTINUED:
         _last_level = LEVELS.get(level, logging.DEBUG)
@@ -69,10 +51,7 @@ def _on_line(level: int, text: bytes | None, user_data: int | None) -> None:
     if not line:
         return
     for log in list(_listeners):
-        if level == GGML_ERROR:
-            log.errors.append(line)
-        elif level == GGML_WARN:
-            log.warnings.append(line)
+        log.add(level, line)
     logger.log(_last_level, "%s", line)
 
 
