@@ -78,7 +78,7 @@ def notes(report: Report) -> list[str]:
     return [
         f"{about['model']}, {types} cache, {about['date']}, {cpu}, {about['runtime']}.",
         f'"{first}" is {scale}, with flash attention.',
-        f"Repetitions, in turns: {settings['repeats']}; histories of more than 512 tokens are read once. "
+        f"Repetitions, in turns: {settings['repeats']}; histories of more than 2,048 tokens are read once. "
         "Medians with quartiles; a ratio is the median of those "
         f'to "{first}" in each repetition, with their range.',
         "Decoding includes its share of evictions. RSS is the peak of a process, the model's file included.",
@@ -95,7 +95,10 @@ def _table(report: Report, style: box.Box, *, is_brief: bool = False) -> Table:
         table.add_column(title, justify="left" if i == 1 else "right", overflow="fold")
     for section in report.sections:
         for row in section.rows:
-            table.add_row(*_cells(section, row, is_brief), end_section=row is section.rows[-1])
+            table.add_row(
+                *_cells(section, row, is_brief),
+                end_section=row is section.rows[-1] and style is not box.MARKDOWN,
+            )
     return table
 
 

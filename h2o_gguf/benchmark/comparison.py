@@ -27,8 +27,9 @@ from h2o_gguf.models import ModelShape, kv_bytes, memory_bytes, read_shape
 __all__ = ["Samples", "compare", "make_section", "measure"]
 
 ROUND = 512  # tokens read in one turn
-READ_TOKENS = 1024  # a history is read as often as fits into these, and at least once
-LEAST_ATTENTION = 0.1  # of a token's time after 64 tokens: less cannot be told from noise
+READ_TOKENS = 4096  # a history is read as often as fits into these, and at least once
+# Less attention cannot be told from noise: entries beyond those after 64 tokens, share of the time then.
+LEAST_ENTRIES, LEAST_SHARE = 256, 0.1
 
 Start = Callable[[str, dict[str, Any]], AbstractContextManager[Worker]]
 Progress = Callable[[int, int], None]
@@ -178,10 +179,11 @@ def _make_row(
 ) -> Row:
     plan, short_s = samples.plan, median(samples.short)
     decode_s, prefill_s = samples.decode_s(), samples.prefill_s()
-    n_bytes = _attended(samples.n_entries, shape, settings) - _attended(samples.n_short, shape, settings)
+    n_more = samples.n_entries - samples.n_short
     attention_s = [seconds - short_s for seconds in samples.tokens]
     attention = None
-    if n_bytes > 0 and min(attention_s) > LEAST_ATTENTION * short_s:
+    if n_more >= LEAST_ENTRIES and min(attention_s) > LEAST_SHARE * short_s:
+        n_bytes = _attended(samples.n_entries, shape, settings) - _attended(samples.n_short, shape, settings)
         attention = [n_bytes / seconds for seconds in attention_s]
     return Row(
         variant=plan.variant.name,

@@ -42,7 +42,7 @@ class Row:
     short_s : seconds of a token after 64 tokens. evict_s : seconds of an eviction, None without.
     kv_bytes : allocated. rss_bytes : most of the process, weights included.
     attention_rate : bytes of K and V per second, of the entries beyond those after 64 tokens and of the time
-        beyond that of a token then; None where too little of the time is attention.
+        beyond that of a token then; None where there is too little of either.
     bandwidth_share : that rate over the read bandwidth of the same repetition.
     """
 

@@ -66,6 +66,7 @@ def test_the_table_and_its_files(cli: RunCli, tiny: str, home: Path) -> None:
     assert done.stderr.count("wrote ") == 4
     assert (folder / "speed.v1.md").read_text() == done.stdout
     assert done.stdout.startswith("| history | cache") and '"hooks off" is this runtime' in done.stdout
+    assert [line.count("|") for line in done.stdout.splitlines()[:5]] == [12] * 5  # head, line, three rows
     assert len(re.findall(r"^\| +96 \|", done.stdout, re.M)) == 3
     page = (folder / "speed.v1.html").read_text()
     assert "<svg" in page and "<td>ours, 25 % (24)</td>" in page

@@ -105,6 +105,7 @@ def test_tokens_are_timed_after_64_and_after_the_whole_history() -> None:
 def test_short_histories_are_read_again_and_only_budgets_evict() -> None:
     log = run(200, repeats=3)
     assert [name for name, verb, _ in log if verb == "reset"] == ["a", "b", "c"] * 3
+    assert [name for name, verb, _ in run(2049, repeats=3) if verb == "reset"] == ["a", "b", "c"]
     assert {name for name, verb, _ in log if verb == "settle"} == {"c"}
 
 
@@ -118,7 +119,7 @@ def test_the_first_token_of_a_turn_is_not_counted() -> None:
 
 
 def samples_of(p: Plan, **values: Any) -> Samples:
-    given = {"short": [1.0], "rounds": [[1.0]], "tokens": [2.0], "n_short": 64, "n_entries": 164}
+    given = {"short": [1.0], "rounds": [[1.0]], "tokens": [2.0], "n_short": 64, "n_entries": 464}
     return Samples(p, **{**given, "facts": {"rss": 5}, **values})
 
 
@@ -146,22 +147,22 @@ def test_writing_pays_its_share_of_evictions(shape: ModelShape) -> None:
 
 
 def test_the_attention_part_is_what_the_history_adds(shape: ModelShape) -> None:
-    # 2 layers, K and V, 2 KV heads of 64 values of 2 bytes; 100 entries more in 0.5 and in 0.25 s
-    n_bytes = 100 * 2 * 2 * 2 * 64 * 2
+    # 2 layers, K and V, 2 KV heads of 64 values of 2 bytes; 400 entries more in 0.5 and in 0.25 s
+    n_bytes = 400 * 2 * 2 * 2 * 64 * 2
     ours = samples_of(plan("b"), short=[1.0, 1.0], tokens=[1.5, 1.25], rounds=[[1.0], [1.0]])
-    (row,) = make_section(164, [ours], [n_bytes * 4, n_bytes * 5], shape, Settings()).rows
+    (row,) = make_section(464, [ours], [n_bytes * 4, n_bytes * 5], shape, Settings()).rows
     assert row.attention_rate == Spread.of([n_bytes / 0.5, n_bytes / 0.25])
     assert row.bandwidth_share == Spread.of([0.5, 0.8])
 
 
 def test_quantized_rows_weigh_less(shape: ModelShape) -> None:
     settings = Settings(type_k="q8_0", type_v="q8_0")  # 34 bytes for 32 values
-    (row,) = make_section(164, [samples_of(plan("b"))], [1.0], shape, settings).rows
+    (row,) = make_section(464, [samples_of(plan("b"))], [1.0], shape, settings).rows
     assert row.attention_rate is not None
-    assert row.attention_rate.median == pytest.approx(100 * 2 * 2 * 2 * 64 / 32 * 34)
+    assert row.attention_rate.median == pytest.approx(400 * 2 * 2 * 2 * 64 / 32 * 34)
 
 
-@pytest.mark.parametrize("values", [{"tokens": [1.05]}, {"tokens": [0.9]}, {"n_entries": 52}])
+@pytest.mark.parametrize("values", [{"tokens": [1.05]}, {"tokens": [0.9]}, {"n_entries": 164}])
 def test_attention_that_is_lost_in_noise_has_no_rate(shape: ModelShape, values: dict[str, Any]) -> None:
     (row,) = make_section(200, [samples_of(plan("b"), **values)], [1.0], shape, Settings()).rows
     assert row.attention_rate is None and row.bandwidth_share is None
