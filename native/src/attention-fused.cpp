@@ -79,6 +79,7 @@ Scratch::Scratch(const Plan & p, std::vector<float> & memory) {
         { &q, size_t(p.n_joint)*p.width*p.dim_k }, { &k, size_t(BLOCK)*p.dim_k }, { &v, size_t(BLOCK)*p.dim_v },
         { &logits, p.n_joint*p.logit_stride*p.n_logit_row }, { &mask, size_t(p.n_tile_row + 1)*BLOCK }, 
         { &weight, p.width }, { &factor, size_t(p.n_split)*p.width },
+        { &tops, (p.logit_stride/(STRETCH*BLOCK) + 1)*p.width },
         { &is_hidden, p.logit_stride/BLOCK },
     };
     size_t n = LINE;

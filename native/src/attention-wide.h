@@ -134,6 +134,11 @@ static void weigh_columns(const float * e, int32_t width, const float * weight, 
     }
 }
 
+// exp(before - now) for a maximum that has grown; 0 if nothing had been seen.
+H2OG_INLINE vf faded(vf before, vf now) {
+    return exp_nonpositive(before - (now == NEG_INF ? vf{} : now));
+}
+
 // One unit.  memory: its part of the workspace.
 static void attend_wide(const Attention & a, const Plan & p, const Unit & u, float * memory, const Scratch & s) {
     const int32_t n_block = (u.n_cells + BLOCK - 1)/BLOCK;
@@ -150,25 +155,42 @@ static void attend_wide(const Attention & a, const Plan & p, const Unit & u, flo
         top[r] = NEG_INF;
         total[r] = 0.0f;
     }
-    for (int32_t b = 0; b < n_block; ++b) {
-        const Mask kind = load_masks(a, p, u, u.cell + b*BLOCK, n_of(b), s.mask);
-        s.is_hidden[b] = kind == Mask::HIDDEN;
-        if (kind != Mask::HIDDEN) {
-            load_rows(k + b*BLOCK*a.k_cell, a.k_cell, a.type_k, n_of(b), a.head_dim_k, p.dim_k, s.k);
-            product(s.k, p.dim_k, 1, s.q, p.width, a.head_dim_k, logits_of(b), p.width, n_of(b), p.width, false);
-            mask_columns(a, p, u, s.mask, kind, n_of(b), logits_of(b), top);
-        }
-    }
-
     memset(out, 0, size_t(u.n_row)*p.dim_v*sizeof(float));
-    for (int32_t b = 0; b < n_block; ++b) {
-        if (s.is_hidden[b]) {
-            memset(logits_of(b), 0, size_t(n_of(b))*p.width*sizeof(float));
-            continue;
+    // A stretch at a time, so that its logits are still in the core's cache when they become probabilities.
+    for (int32_t first = 0, i = 0; first < n_block; first += STRETCH, ++i) {
+        const int32_t end = first + STRETCH < n_block ? first + STRETCH : n_block;
+        float * before = s.tops + size_t(i)*p.width;
+        memcpy(before, top, p.width*sizeof(float));
+        for (int32_t b = first; b < end; ++b) {
+            const Mask kind = load_masks(a, p, u, u.cell + b*BLOCK, n_of(b), s.mask);
+            s.is_hidden[b] = kind == Mask::HIDDEN;
+            if (kind != Mask::HIDDEN) {
+                load_rows(k + b*BLOCK*a.k_cell, a.k_cell, a.type_k, n_of(b), a.head_dim_k, p.dim_k, s.k);
+                product(s.k, p.dim_k, 1, s.q, p.width, a.head_dim_k, logits_of(b), p.width, n_of(b), p.width, false);
+                mask_columns(a, p, u, s.mask, kind, n_of(b), logits_of(b), top);
+            }
         }
-        exp_columns(p.width, n_of(b), logits_of(b), top, total);
-        load_values(a, v + b*BLOCK*a.v_cell, n_of(b), p.dim_v, s.v);
-        product(logits_of(b), 1, p.width, s.v, p.dim_v, n_of(b), out, p.dim_v, u.n_row, p.dim_v, true);
+        if (first > 0) {
+            for (int32_t r = 0; r < p.width; r += LANES) {
+                store(s.weight + r, faded(load(before + r), load(top + r)));
+                store(total + r, load(total + r)*load(s.weight + r));
+            }
+            for (int32_t r = 0; r < u.n_row; ++r) {
+                for (int32_t d = 0; d < p.dim_v; ++d) {
+                    out[size_t(r)*p.dim_v + d] *= s.weight[r];
+                }
+            }
+        }
+        memcpy(before, top, p.width*sizeof(float));
+        for (int32_t b = first; b < end; ++b) {
+            if (s.is_hidden[b]) {
+                memset(logits_of(b), 0, size_t(n_of(b))*p.width*sizeof(float));
+                continue;
+            }
+            exp_columns(p.width, n_of(b), logits_of(b), top, total);
+            load_values(a, v + b*BLOCK*a.v_cell, n_of(b), p.dim_v, s.v);
+            product(logits_of(b), 1, p.width, s.v, p.dim_v, n_of(b), out, p.dim_v, u.n_row, p.dim_v, true);
+        }
     }
     if (a.scores == nullptr) {
         return;
@@ -179,9 +201,15 @@ static void attend_wide(const Attention & a, const Plan & p, const Unit & u, flo
         return;
     }
     softmax_shares(a, p, u, memory, 1, 0, s.factor);
-    weigh(a, p, u, s.factor, s.weight);
+    weigh(a, p, u, s.factor, s.factor);
     memset(rest, 0, u.n_cells*sizeof(float));
-    weigh_columns(s.logits, p.width, s.weight, u.n_cells, 0.0f, rest);
+    for (int32_t first = 0, i = 0; first < u.n_cells; first += STRETCH*BLOCK, ++i) {
+        for (int32_t r = 0; r < p.width; r += LANES) {
+            store(s.weight + r, load(s.factor + r)*faded(load(s.tops + size_t(i)*p.width + r), load(top + r)));
+        }
+        const int32_t n = u.n_cells - first < STRETCH*BLOCK ? u.n_cells - first : STRETCH*BLOCK;
+        weigh_columns(s.logits + size_t(first)*p.width, p.width, s.weight, n, 0.0f, rest + first);
+    }
 }
 
 } // namespace H2OG_ISA
