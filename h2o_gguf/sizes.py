@@ -37,11 +37,10 @@ class CacheOptions:
 
     @property
     def evicts(self) -> bool:
-        """Whether entries are ever evicted."""
-        if self.policy is None:
-            return False
-        name = self.policy if isinstance(self.policy, str) else getattr(self.policy, "name", "")
-        return str(name).strip().lower() != "none"
+        """Whether entries are ever evicted; any policy object but ours may, whatever its name."""
+        if isinstance(self.policy, str):
+            return self.policy.strip().lower() != "none"
+        return not (self.policy is None or isinstance(self.policy, policies.NoEviction))
 
     @property
     def is_default(self) -> bool:
@@ -115,10 +114,17 @@ def plan_sizes(
 
     Raises: OptionError, BudgetError, with the numbers.
     """
-    n_ctx = _check("n_ctx", options.n_ctx, 0) or n_ctx_train
-    block = _check("kv_block", options.kv_block, 1)
+    n_ctx, block = options.n_ctx or n_ctx_train, options.kv_block
     if not options.evicts:
         _refuse_cache_options(options)
+        if isinstance(options.policy, policies.NoEviction):
+            n_ctx = options.policy.budget
+            if options.n_ctx not in (0, n_ctx):
+                raise OptionError(
+                    f"n_ctx {options.n_ctx} contradicts the policy's budget {n_ctx}: give one",
+                    "n_ctx",
+                    "policy",
+                )
         n_ubatch = min(_n_batch(options, N_BATCH), n_ctx)
         return Sizes(None, n_ctx, n_ctx, n_ubatch, block, n_ctx)
     limit = n_pos_limit or n_ctx_train
@@ -141,9 +147,11 @@ def plan_sizes(
                 n_ubatch = min(n_ubatch, max(room, 1))
             overhead = max(n_ubatch, block)
             if overhead > room:
+                ways = [f"n_batch to {room}"] if room > 0 else []
+                ways += [f"kv_budget to {limit - overhead}"] if overhead < limit else []
                 raise BudgetError(
                     f"a budget of {policy.budget} entries and a batch of {overhead} tokens exceed the "
-                    f"{limit} positions the model knows: lower kv_budget to {limit - overhead}, or n_batch",
+                    f"{limit} positions the model knows: lower {' or '.join(ways or ['both'])}",
                     budget=policy.budget,
                 )
     n_pos_max = max(min(n_ctx, limit), policy.budget + overhead)
@@ -161,19 +169,19 @@ def plan_sizes(
 def _policy(options: CacheOptions, n_ctx: int) -> tuple[Policy, bool]:
     """The policy, and whether the caller gave its budget."""
     if not isinstance(options.policy, str):
-        budget = getattr(options.policy, "budget", None)
+        policy = policies.as_policy(options.policy)
         for name in ("heavy_ratio", "recent_ratio", "n_sink", "n_recent", "granularity"):
             if getattr(options, name) is not None:
                 raise OptionError(
                     f"{name} and a policy object both say it: set it on the policy", name, "policy"
                 )
-        if options.kv_budget not in (None, budget):
+        if options.kv_budget not in (None, policy.budget):
             raise OptionError(
-                f"kv_budget {options.kv_budget} contradicts the policy's budget {budget}: give one",
+                f"kv_budget {options.kv_budget} contradicts the policy's budget {policy.budget}: give one",
                 "kv_budget",
                 "policy",
             )
-        return policies.as_policy(options.policy), True
+        return policy, True
     if options.heavy_ratio is None and options.recent_ratio is None:
         is_given = options.kv_budget is not None
         return _make(options, n_ctx if options.kv_budget is None else options.kv_budget), is_given
@@ -214,12 +222,5 @@ def _refuse_cache_options(options: CacheOptions) -> None:
 
 def _n_batch(options: CacheOptions, default: int) -> int:
     """Tokens computed at once; llama.cpp's two batch sizes are one here, since room is made by batch."""
-    asked = [_check(name, value, 1) for name, value in
-             (("n_batch", options.n_batch), ("n_ubatch", options.n_ubatch)) if value is not None]  # fmt: skip
+    asked = [value for value in (options.n_batch, options.n_ubatch) if value is not None]
     return min(asked) if asked else default
-
-
-def _check(name: str, value: Any, at_least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
-        raise OptionError(f"{name} is {value!r}: it must be a whole number, {at_least} or more", name)
-    return value
