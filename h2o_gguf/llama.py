@@ -24,11 +24,12 @@ from h2o_gguf.context import Context
 from h2o_gguf.engine import UNBOUNDED, Engine
 from h2o_gguf.errors import ClosedError, OptionError, UnsupportedModelError
 from h2o_gguf.eviction import NativeCache
+from h2o_gguf.host_memory import require_bytes
 from h2o_gguf.kinds import Callback, Int32, Integer, Number, Path, Positive, Switch, Text
 from h2o_gguf.lock import CallLock, Gone
 from h2o_gguf.lowlevel import LowLevel
-from h2o_gguf.models import cannot_generate, kv_bytes, read_header, shape_of
-from h2o_gguf.native import C, high
+from h2o_gguf.models import cannot_generate, memory_bytes, read_header, shape_of
+from h2o_gguf.native import C, high, native_log
 from h2o_gguf.options import (
     KV_TYPES,
     Attention,
@@ -46,7 +47,7 @@ from h2o_gguf.options import (
     Threads,
     Tokenizer,
 )
-from h2o_gguf.sessions import Sessions
+from h2o_gguf.sessions import Sessions, fingerprint
 from h2o_gguf.sizes import CacheOptions, Sizes, plan_model_sizes, plan_sizes
 from h2o_gguf.templates import chat_handlers, check_format, guess_format, template_names
 from h2o_gguf.vocab import NO_TOKEN, Vocab
@@ -86,7 +87,8 @@ class H2OLlama(LowLevel, Completions, Sessions, high.Llama):  # type: ignore[mis
 
     All other options are `llama_cpp.Llama`'s. One call at a time: threads wait for each other.
 
-    Raises: ModelFileError with the native reason; UnsupportedModelError; OptionError; BudgetError.
+    Raises: ModelFileError with the native reason; UnsupportedModelError; OptionError; BudgetError;
+        OutOfMemoryError.
     """
 
     @checked
@@ -170,6 +172,14 @@ class H2OLlama(LowLevel, Completions, Sessions, high.Llama):  # type: ignore[mis
         shape = shape_of(header)
         sizes = self._sizes(cache_options, shape, is_bounded=embedding)
         self._no_engine = self._why_no_engine(shape, embedding, model_options.params.vocab_only)
+        self._fingerprint = fingerprint(self.model_path)
+        names = {number: name for name, number in KV_TYPES.items()}
+        memory = memory_bytes(
+            shape, sizes.n_cells, sizes.n_ubatch, names[k], names[v],
+            flash_attn=flash_attn, swa_full=bool(options.get("swa_full")),
+        )  # fmt: skip
+        if n_gpu_layers == 0 and not self.model_params.vocab_only:
+            require_bytes(memory.total, sizes.n_cells, has_budget=sizes.policy is not None)
         high._logger.set_verbose(verbose)
         with ExitStack() as undo:
             undo.callback(self._stack.close)
@@ -185,7 +195,7 @@ class H2OLlama(LowLevel, Completions, Sessions, high.Llama):  # type: ignore[mis
                     n_threads_batch=self.n_threads_batch, type_k=k, type_v=v, flash_attn=flash_attn,
                     embedding=embedding, **_chosen(ContextKeywords, options),
                 )  # fmt: skip
-                self._open_context(sizes, shape, attention)
+                self._open_context(sizes, memory.kv, attention)
             undo.pop_all()
         self._closed = False
         _alive.add(self)
@@ -237,7 +247,7 @@ class H2OLlama(LowLevel, Completions, Sessions, high.Llama):  # type: ignore[mis
         self._is_recurrent = bool(C.llama_model_is_recurrent(self._model.model))
         self._is_hybrid = bool(C.llama_model_is_hybrid(self._model.model))
 
-    def _open_context(self, sizes: Sizes, shape: Any, attention: str) -> None:
+    def _open_context(self, sizes: Sizes, kv_bytes: int, attention: str) -> None:
         self.n_batch = sizes.n_ubatch
         self._ctx = loading.make_context(self._model, self.context_params)
         self._stack.callback(self._ctx.close)
@@ -260,28 +270,19 @@ class H2OLlama(LowLevel, Completions, Sessions, high.Llama):  # type: ignore[mis
         if sizes.policy is not None:
             from h2o_gguf.bindings import KVCache
 
-            cache = KVCache(
-                Context.address_of(self._ctx.ctx),
-                budget=sizes.policy.budget,
-                block=sizes.block,
-                decay=sizes.policy.decay,
-                attention=attention,
-                is_scored=sizes.policy.needs_scores,
-                n_pos_max=sizes.n_pos_max,
-            )
+            with native_log():
+                cache = KVCache(
+                    Context.address_of(self._ctx.ctx),
+                    budget=sizes.policy.budget,
+                    block=sizes.block,
+                    decay=sizes.policy.decay,
+                    attention=attention,
+                    is_scored=sizes.policy.needs_scores,
+                    n_pos_max=sizes.n_pos_max,
+                )
             n_ctx = UNBOUNDED if sizes.can_renumber else sizes.n_pos_max
-        names = {number: name for name, number in KV_TYPES.items()}
-        size = kv_bytes(
-            shape,
-            sizes.n_cells,
-            sizes.n_ubatch,
-            names[self.context_params.type_k],
-            names[self.context_params.type_v],
-            flash_attn=self.context_params.flash_attn_type == C.LLAMA_FLASH_ATTN_TYPE_ENABLED,
-            swa_full=self.context_params.swa_full,
-        )
         context = Context(self._ctx.ctx, self._model.model)
-        self._engine = Engine(context, None, sizes.policy, n_ctx=n_ctx, cache=cache, kv_bytes=size)
+        self._engine = Engine(context, None, sizes.policy, n_ctx=n_ctx, cache=cache, kv_bytes=kv_bytes)
         self._stack.callback(self._engine.close)
         self._n_ctx = n_ctx
         if self._logits_all:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from h2o_gguf.errors import ModelFileError, NativeError, OptionError
+from h2o_gguf.errors import ModelFileError, NativeError, OptionError, OutOfMemoryError
 from h2o_gguf.native import C, high, native_log
 from h2o_gguf.options import KV_TYPES
 
@@ -25,6 +25,7 @@ __all__ = [
 
 UNQUANTIZED = {0, 1, 30}
 ALL_LAYERS = 0x7FFFFFFF
+NO_MEMORY = ("failed to allocate", "unable to allocate", "insufficient memory", "bad_alloc")  # in its log
 
 
 def default_threads() -> int:
@@ -114,26 +115,42 @@ class ModelOptions:
         self.params.kv_overrides = array
 
 
+class _FileName(str):
+    """A file's name as llama-cpp-python takes it, with the bytes it has on disk, UTF-8 or not."""
+
+    def encode(self, *_: Any) -> bytes:
+        return os.fsencode(str(self))
+
+
 def open_model(path: str, options: ModelOptions) -> Any:
     """Return llama-cpp-python's LlamaModel.  Raises ModelFileError with the native reason."""
     C.llama_backend_init()
     with native_log() as log:
+        # Asked between tensors whether to go on; its value lives as long as the call.
+        goes_on = C.llama_progress_callback(lambda _progress, _data: not log.is_interrupted)
+        options.params.progress_callback = goes_on
         try:
             # verbose here only means that stdout and stderr are left alone while native code runs.
-            return high.llama.internals.LlamaModel(path_model=str(path), params=options.params, verbose=True)
+            return high.llama.internals.LlamaModel(
+                path_model=_FileName(path), params=options.params, verbose=True
+            )
         except ValueError as error:
             raise ModelFileError(path, log.reason(str(error))) from error
 
 
 def make_context(model: Any, params: Any) -> Any:
-    """Return llama-cpp-python's LlamaContext.  Raises NativeError with the native reason."""
+    """Return llama-cpp-python's LlamaContext.  Raises NativeError, OutOfMemoryError with the reason."""
     with native_log() as log:
         try:
             return high.llama.internals.LlamaContext(model=model, params=params, verbose=True)
         except ValueError as error:
             with contextlib.suppress(Exception):
                 model.close()
-            raise NativeError(f"llama.cpp cannot make a context: {log.reason(str(error))}") from error
+            reason = log.reason(str(error))
+            text = f"llama.cpp cannot make a context: {reason}"
+            if any(word in reason for word in NO_MEMORY):
+                raise OutOfMemoryError(f"{text}: lower n_ctx or kv_budget") from error
+            raise NativeError(text) from error
 
 
 def context_params(
@@ -183,7 +200,7 @@ def context_params(
 def load_adapter(model: Any, ctx: Any, path: str, scale: float) -> Any:
     """Apply a LoRA adapter; return it, to be freed with the model.  Raises ModelFileError."""
     with native_log() as log:
-        adapter = C.llama_adapter_lora_init(model, path.encode())
+        adapter = C.llama_adapter_lora_init(model, os.fsencode(path))
         if not adapter:
             raise ModelFileError(path, log.reason("llama.cpp cannot read the adapter"))
         adapters = (C.llama_adapter_lora_p_ctypes * 1)(adapter)

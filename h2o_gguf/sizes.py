@@ -9,7 +9,7 @@ from typing import Any
 from h2o_gguf import policies
 from h2o_gguf.errors import BudgetError, OptionError
 from h2o_gguf.models import ModelShape, require_support
-from h2o_gguf.models.memory import pad_cells
+from h2o_gguf.models.memory import MAX_CELLS, pad_cells
 from h2o_gguf.policies import Policy
 
 __all__ = ["N_BATCH", "CacheOptions", "Sizes", "plan_model_sizes", "plan_sizes"]
@@ -114,7 +114,9 @@ def plan_sizes(
 
     Raises: OptionError, BudgetError, with the numbers.
     """
-    n_ctx, block = options.n_ctx or n_ctx_train, options.kv_block
+    n_ctx_train = min(n_ctx_train, MAX_CELLS)
+    n_ctx = _check("n_ctx", options.n_ctx, 0) or n_ctx_train
+    block = _check("kv_block", options.kv_block, 1)
     if not options.evicts:
         _refuse_cache_options(options)
         if isinstance(options.policy, policies.NoEviction):
@@ -127,7 +129,7 @@ def plan_sizes(
                 )
         n_ubatch = min(_n_batch(options, N_BATCH), n_ctx)
         return Sizes(None, n_ctx, n_ctx, n_ubatch, block, n_ctx)
-    limit = n_pos_limit or n_ctx_train
+    limit = min(n_pos_limit or n_ctx_train, MAX_CELLS)
     policy, is_given = _policy(options, n_ctx if can_renumber else min(n_ctx, limit))
     n_ubatch = min(_n_batch(options, min(N_BATCH, max(N_BATCH_MIN, policy.budget))), n_ctx)
     overhead = max(n_ubatch, block)
@@ -137,7 +139,7 @@ def plan_sizes(
     # Positions are made consecutive while a whole batch lies beside the budget, so both must fit.
     if policy.budget + overhead > limit:
         if not is_given:
-            n_ubatch = min(n_ubatch, max(N_BATCH_MIN, limit // 4))
+            n_ubatch = min(n_ubatch, max(min(N_BATCH_MIN, limit // 2), limit // 4))
             overhead = max(n_ubatch, min(block, limit // 4))
             policy = _make(options, limit - overhead)
         else:
@@ -147,13 +149,7 @@ def plan_sizes(
                 n_ubatch = min(n_ubatch, max(room, 1))
             overhead = max(n_ubatch, block)
             if overhead > room:
-                ways = [f"n_batch to {room}"] if room > 0 else []
-                ways += [f"kv_budget to {limit - overhead}"] if overhead < limit else []
-                raise BudgetError(
-                    f"a budget of {policy.budget} entries and a batch of {overhead} tokens exceed the "
-                    f"{limit} positions the model knows: lower {' or '.join(ways or ['both'])}",
-                    budget=policy.budget,
-                )
+                raise _no_room(options, policy.budget, overhead, limit)
     n_pos_max = max(min(n_ctx, limit), policy.budget + overhead)
     block = min(block, overhead)
     n_cells = pad_cells(policy.budget + overhead)
@@ -164,6 +160,18 @@ def plan_sizes(
             )  # rather a small batch than more cells
         n_cells = max(n_cells, pad_cells(n_swa + n_ubatch))
     return Sizes(policy, n_ctx, n_cells, n_ubatch, block, n_pos_max, can_renumber)
+
+
+def _no_room(options: CacheOptions, budget: int, n_batch: int, limit: int) -> BudgetError:
+    asked = {name: getattr(options, name) for name in ("n_batch", "n_ubatch")}
+    name = min((n for n in asked if asked[n] is not None), key=lambda n: asked[n], default="n_batch")
+    ways = (("kv_budget", limit - n_batch), (name, limit - budget))
+    hint = ", or ".join(f"{name} to {value}" for name, value in ways if value > 0)
+    return BudgetError(
+        f"a budget of {budget} entries and a batch of {n_batch} tokens exceed the {limit} positions "
+        f"the model knows: lower {hint}",
+        budget=budget,
+    )
 
 
 def _policy(options: CacheOptions, n_ctx: int) -> tuple[Policy, bool]:
@@ -222,5 +230,14 @@ def _refuse_cache_options(options: CacheOptions) -> None:
 
 def _n_batch(options: CacheOptions, default: int) -> int:
     """Tokens computed at once; llama.cpp's two batch sizes are one here, since room is made by batch."""
-    asked = [value for value in (options.n_batch, options.n_ubatch) if value is not None]
+    asked = [_check(name, value, 1) for name, value in
+             (("n_batch", options.n_batch), ("n_ubatch", options.n_ubatch)) if value is not None]  # fmt: skip
     return min(asked) if asked else default
+
+
+def _check(name: str, value: Any, at_least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not at_least <= value <= MAX_CELLS:
+        raise OptionError(
+            f"{name} is {value!r}: it must be a whole number from {at_least} to {MAX_CELLS:,}", name
+        )
+    return value

@@ -182,6 +182,8 @@ def resolve(name_or_path: str | os.PathLike[str] | None = None) -> Path:
     Raises ModelFileError: a name not fetched yet, or neither a file nor a name.
     """
     text = os.fspath(name_or_path) if name_or_path is not None else DEFAULT_MODEL
+    if not text:
+        raise ModelFileError(text, "the name is empty; name a GGUF file or one of the catalog's models")
     if text.lower() in CATALOG:
         where = path(text)
         if not where.is_file():

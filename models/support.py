@@ -10,6 +10,8 @@ from h2o_gguf.models.shape import ModelShape
 
 __all__ = ["Support", "cannot_generate", "require_support", "support"]
 
+SHORTEST = 16  # positions
+
 
 @dataclass(frozen=True)
 class Support:
@@ -80,6 +82,8 @@ def _refusal(shape: ModelShape) -> str:
             f"only its first {shape.n_layer_kv} of {shape.n_layer} layers have a cache and the others read "
             "theirs; eviction for shared layers is not built yet"
         )
+    if _n_pos_max(shape) < SHORTEST:
+        return f"its context of {_n_pos_max(shape)} tokens leaves no room for what is kept and a batch"
     if not shape.full_layers:
         windowed = "every attention layer has a sliding window, so its cache does not grow"
         return windowed if any(shape.swa_layers) else "none of its layers has a KV cache"
