@@ -13,6 +13,7 @@ from h2o_gguf.benchmark.process import Worker, WorkerProcess
 from h2o_gguf.benchmark.results import Report, Row, ScoresCost, Section, Spread
 from h2o_gguf.benchmark.variants import (
     BURST,
+    EVICTIONS,
     SHORT,
     Plan,
     Settings,
@@ -27,7 +28,6 @@ __all__ = ["Samples", "compare", "make_section", "measure"]
 
 ROUND = 512  # tokens read in one turn
 READ_TOKENS = 1024  # a history is read as often as fits into these, and at least once
-EVICTIONS = 3
 LEAST_ATTENTION = 0.1  # of a token's time after 64 tokens: less cannot be told from noise
 
 Start = Callable[[str, dict[str, Any]], AbstractContextManager[Worker]]

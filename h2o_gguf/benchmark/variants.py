@@ -8,14 +8,25 @@ from typing import Any
 
 from h2o_gguf.bindings.library import FILE
 from h2o_gguf.errors import OptionError
-from h2o_gguf.models import ModelShape
+from h2o_gguf.models import ModelShape, support
 from h2o_gguf.models.memory import CACHE_TYPES, pad_cells
 from h2o_gguf.sizes import N_BATCH, CacheOptions, plan_model_sizes
 
-__all__ = ["BURST", "Plan", "Settings", "Variant", "fitting_histories", "make_plan", "variants"]
+__all__ = [
+    "BURST",
+    "EVICTIONS",
+    "SHORT",
+    "Plan",
+    "Settings",
+    "Variant",
+    "fitting_histories",
+    "make_plan",
+    "variants",
+]
 
 SHORT = 64  # tokens of history whose attention counts as nothing
 BURST = 6  # tokens written in one turn
+EVICTIONS = 3  # timed, of a block each
 HISTORIES = (200, 1536, 4096, 7500)
 SHARES = (0.2, 0.1)
 POLICY, POLICY_WITHOUT_SCORES = "h2o+", "streaming"
@@ -102,12 +113,15 @@ def variants(settings: Settings) -> tuple[Variant, ...]:
 def fitting_histories(settings: Settings, shape: ModelShape) -> tuple[int, ...]:
     """The histories to measure.  Raises: OptionError, the model's context is too short."""
     most = shape.n_ctx_train - BURST
+    verdict = support(shape)
+    if verdict.can_evict and not verdict.can_renumber:  # evictions are timed beyond the history
+        most -= (EVICTIONS + 1) * CacheOptions.kv_block
     chosen = settings.histories or tuple(n for n in HISTORIES if n <= most)
     if not chosen or max(chosen) > most:
         asked = max(settings.histories or HISTORIES[:1])
         raise OptionError(
-            f"a history of {asked} tokens and {BURST} more do not fit into the model's context of "
-            f"{shape.n_ctx_train}: the longest is {most}",
+            f"a history of {asked} tokens and what is measured after it do not fit into the model's context "
+            f"of {shape.n_ctx_train}: the longest is {most}",
             "histories",
         )
     return chosen
@@ -122,8 +136,9 @@ def make_plan(variant: Variant, n: int, model: str, shape: ModelShape, settings:
     cache: dict[str, Any] | None = None
     if variant.share is None:
         budget, block = None, 0
-        # Recurrent states cannot forget what a burst wrote, so there is room for all of them.
-        n_cells, n_ubatch = pad_cells(n + BURST * settings.repeats), settings.n_ubatch or N_BATCH
+        n_ubatch = settings.n_ubatch or N_BATCH
+        # Recurrent states cannot forget what a burst wrote; a window and a batch must fit beside each other.
+        n_cells = pad_cells(max(n + BURST * settings.repeats, shape.n_swa and shape.n_swa + n_ubatch))
         if variant.is_ours:
             cache = {"budget": None, "is_scored": variant.is_scored}
     else:

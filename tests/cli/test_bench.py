@@ -46,6 +46,16 @@ def test_json_has_a_row_for_each_way(cli: RunCli, tiny: str) -> None:
         assert (row["evict_s"] is None) == (row["budget"] is None)
 
 
+@pytest.mark.parametrize(("architecture", "n_ctx"), [("gemma3", 256), ("jamba", 256), ("gpt2", 512)])
+def test_other_caches_are_measured_too(cli: RunCli, home: Path, architecture: str, n_ctx: int) -> None:
+    """Windows, states that cannot go back, positions that cannot be renumbered."""
+    require_runtime()
+    build(architecture, home / "m.gguf", n_ctx_train=n_ctx)
+    done = cli("bench", "m.gguf", *QUICK, "--json")
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads(done.stdout)["sections"][0]["rows"]) == 3
+
+
 def test_the_table_and_its_files(cli: RunCli, tiny: str, home: Path) -> None:
     done = cli("bench", tiny, *QUICK, "--out", "new/figures/speed.v1")
     assert done.returncode == 0, done.stderr

@@ -198,6 +198,14 @@ def test_histories_go_as_far_as_the_context(shape: ModelShape) -> None:
         fitting_histories(Settings(histories=(100, 251)), shape)
 
 
+def test_positions_that_cannot_be_renumbered_leave_room_for_evictions(tmp_path: Path) -> None:
+    learned = read_shape(build("gpt2", tmp_path / "m.gguf", n_ctx_train=1024))
+    # a burst of 6, three evictions of 64 and the way to the middle before them
+    assert fitting_histories(Settings(), learned) == (200,)
+    with pytest.raises(OptionError, match=f"the longest is {1024 - 6 - 4 * 64}"):
+        fitting_histories(Settings(histories=(800,)), learned)
+
+
 @pytest.mark.parametrize(
     "options",
     [
