@@ -6,6 +6,8 @@ from pathlib import Path
 
 from cffi import FFI
 
+from h2o_gguf.errors import LibraryError
+
 __all__ = ["find_header", "make_ffi"]
 
 BEGIN, END = "// cffi: begin", "// cffi: end"
@@ -14,7 +16,7 @@ BEGIN, END = "// cffi: begin", "// cffi: end"
 def find_header() -> Path:
     """Path of h2og.h: in the installed package, or beside the sources of a checkout.
 
-    Raises: FileNotFoundError, in neither place.
+    Raises: LibraryError, in neither place.
     """
     import h2o_gguf
 
@@ -24,9 +26,8 @@ def find_header() -> Path:
     for path in candidates:
         if path.is_file():
             return path
-    raise FileNotFoundError(
-        "h2og.h is missing from the installed package: " + ", ".join(map(str, candidates))
-    )
+    looked = ", ".join(map(str, candidates))
+    raise LibraryError(f"h2og.h is missing from the installed package; looked for {looked}: install it again")
 
 
 def make_ffi(header: Path) -> FFI:

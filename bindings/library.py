@@ -10,6 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from h2o_gguf.bindings.cpu import missing_features
 from h2o_gguf.bindings.header import find_header, make_ffi
 from h2o_gguf.errors import LibraryError
 
@@ -96,9 +97,16 @@ def _load_llama_cpp(folder: Path) -> Path:
 def lib() -> Any:
     """The native library, loaded and checked on the first call.
 
-    Raises: LibraryError, it is missing, a stock build of llama.cpp, or of another version than this package.
+    Raises: LibraryError, it is missing, compiled for another CPU, a stock build of llama.cpp, or of another
+        version than this package.
     """
     path = library_path()
+    missing = missing_features(path.parent)
+    if missing:
+        raise LibraryError(
+            f"the native runtime {path} uses instructions that this CPU lacks ({', '.join(missing)}): "
+            "build it on this machine (`make setup`, or `CMAKE_ARGS=-DGGML_NATIVE=ON pip install .`)"
+        )
     try:
         probe = ffi.dlopen(str(path))
     except OSError as error:

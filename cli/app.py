@@ -10,7 +10,7 @@ from h2o_gguf import __version__
 from h2o_gguf.cli import bench, chat, inspecting, models, run, summarize
 from h2o_gguf.cli.streams import prepare_streams
 
-__all__ = ["app", "main"]
+__all__ = ["app", "run_app"]
 
 app = typer.Typer(
     name="h2o-gguf",
@@ -47,7 +47,7 @@ app.command("bench")(bench.bench)
 app.add_typer(models.app, name="models")
 
 
-def main() -> None:
+def run_app() -> None:
     """Run the command line and leave with its exit code."""
     prepare_streams()
     app(prog_name="h2o-gguf")

@@ -19,6 +19,7 @@ from h2o_gguf.cli.options import CacheFlags, ModelFlags, SamplingFlags
 from h2o_gguf.cli.prompts import read_text
 from h2o_gguf.cli.render import notice, show_bytes
 from h2o_gguf.cli.sampling import max_tokens, sampling_options, seed_of
+from h2o_gguf.cli.streams import well_formed_option
 from h2o_gguf.errors import OptionError
 
 __all__ = ["chat"]
@@ -32,7 +33,14 @@ def chat(
     *,
     prompt: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option("--prompt", "-p", metavar="TEXT", show_default=False, help="First message."),
+        typer.Option(
+            "--prompt",
+            "-p",
+            metavar="TEXT",
+            show_default=False,
+            callback=well_formed_option,
+            help="First message.",
+        ),
     ] = None,
     file: Annotated[
         Optional[str],  # noqa: UP045
@@ -46,6 +54,7 @@ def chat(
             "--system-prompt",
             "-sys",
             metavar="TEXT",
+            callback=well_formed_option,
             show_default=False,
             help="System message; never evicted.",
         ),

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from h2o_gguf.cli.chat_settings import change_setting, show_settings
 from h2o_gguf.cli.conversation import Conversation
 from h2o_gguf.cli.render import complain, kv_lines, notice, stderr
+from h2o_gguf.cli.streams import well_formed
 from h2o_gguf.errors import H2OError
 
 __all__ = ["COMMANDS", "LEAVE", "handle"]
@@ -100,7 +101,7 @@ def _system(conversation: Conversation, argument: str) -> None:
     if not argument:
         notice(session.system or "there is no system message; /system TEXT sets one")
         return
-    session.set_system(argument)
+    session.set_system(well_formed(argument))
     again = "; the conversation is read again with the next message" if len(session.messages) > 1 else ""
     notice(f"the system message is set and never evicted{again}")
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from h2o_gguf.cli.render import notice
+from h2o_gguf.cli.streams import well_formed
 
 __all__ = ["LineInput", "Message", "MessageInput", "TerminalInput", "is_open_quote", "parse"]
 
@@ -38,11 +39,19 @@ def is_open_quote(text: str) -> bool:
 
 
 def parse(typed: str) -> Message:
-    """The message, without triple quotes; a command is one unquoted line that begins with a slash."""
+    """The message, without triple quotes; a command is one unquoted line that begins with a slash.
+
+    What is no UTF-8 in a message becomes U+FFFD, which is said; a command may name a file by it.
+    """
     text = typed.strip()
+    if typed.startswith("/") and "\n" not in text:
+        return Message(text, is_command=True)
+    if text != well_formed(text):
+        text = well_formed(text)
+        notice("the message is not all UTF-8; what is not was read as U+FFFD")
     if text.startswith(QUOTES):
-        return Message(text[len(QUOTES) :].removesuffix(QUOTES).strip("\n"))
-    return Message(text, is_command=typed.startswith("/") and "\n" not in text)
+        text = text[len(QUOTES) :].removesuffix(QUOTES).strip("\n")
+    return Message(text)
 
 
 class LineInput:

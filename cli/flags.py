@@ -20,15 +20,24 @@ import typer
 __all__ = ["FromEnvironment", "expand_flags", "mark_environment"]
 
 
-class FromEnvironment(int):
-    """A number that a variable of the environment gave, so that a flag may overrule it."""
+class FromEnvironment:
+    """A value that a variable of the environment gave, so that a flag may overrule it."""
+
+
+class NumberFromEnvironment(int, FromEnvironment):
+    """Such a number."""
+
+
+class TextFromEnvironment(str, FromEnvironment):
+    """Such a text."""
 
 
 def mark_environment(context: typer.Context, parameter: typer.CallbackParam, value: Any) -> Any:
     """The value of an option; a FromEnvironment if that is where it is from."""
     source = context.get_parameter_source(parameter.name or "")
-    is_variable = source is not None and source.name == "ENVIRONMENT"
-    return FromEnvironment(value) if is_variable and value is not None else value
+    if source is None or source.name != "ENVIRONMENT" or value is None:
+        return value
+    return NumberFromEnvironment(value) if isinstance(value, int) else TextFromEnvironment(value)
 
 
 def expand_flags(**defaults: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:

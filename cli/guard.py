@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import errno
 import functools
-import os
 import sys
 from collections.abc import Callable
 from typing import Any
 
 import typer
 
+from h2o_gguf.cli.leaving import leave, raising_at_interrupt
 from h2o_gguf.cli.render import complain, notice
 from h2o_gguf.errors import BUG, INTERRUPTED, NO_FIT, USAGE, Cancelled, H2OError
 
@@ -23,13 +23,11 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def wrapper(*args: Any, **kwargs: Any) -> None:
         try:
-            command(*args, **kwargs)
-            sys.stdout.flush()
+            with raising_at_interrupt():
+                command(*args, **kwargs)
+                sys.stdout.flush()
         except KeyboardInterrupt:
-            raise typer.Exit(INTERRUPTED) from None
-        except BrokenPipeError:
-            _forget_stdout()
-            raise typer.Exit(0) from None
+            leave()
         except Cancelled as error:
             notice(str(error))
             raise typer.Exit(INTERRUPTED) from None
@@ -38,12 +36,15 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
                 _show_traceback()
             complain(str(error))
             raise typer.Exit(error.exit_code) from None
+        except MemoryError:
+            if _is_verbose(kwargs):
+                _show_traceback()
+            complain("there is not enough memory: lower n_ctx, kv_budget or n_batch")
+            raise typer.Exit(NO_FIT) from None
         except OSError as error:  # a disk that is full, a file that cannot be read: the system's word on it
             if _is_verbose(kwargs):
                 _show_traceback()
             complain(f"the system refused: {error.strerror or error}")
-            if error.errno == errno.ENOSPC:
-                _forget_stdout()
             raise typer.Exit(NO_FIT if error.errno == errno.ENOSPC else USAGE) from None
         except Exception as error:
             if _is_ours(error):
@@ -73,10 +74,3 @@ def _show_traceback() -> None:
     import traceback
 
     traceback.print_exc()
-
-
-def _forget_stdout() -> None:
-    """Nothing more can be written: let nothing be tried when the interpreter ends."""
-    devnull = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(devnull, sys.stdout.fileno())
-    os.close(devnull)

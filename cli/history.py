@@ -22,7 +22,8 @@ def history_file(wanted: bool) -> Path | None:
     given = os.environ.get(VARIABLE)
     if not wanted or given == "":
         return None
-    path = Path(given).expanduser() if given else platformdirs.user_state_path("h2o-gguf", False) / "history"
+    home = platformdirs.user_state_path("h2o-gguf", False)
+    path = Path(os.path.expanduser(given)) if given else home / "history"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch(mode=0o600, exist_ok=True)

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING
 import typer
 
 from h2o_gguf import models
+from h2o_gguf.cli.aborts import explained_aborts
 from h2o_gguf.cli.fetching import fetch_with_bar
 from h2o_gguf.cli.flags import FromEnvironment
+from h2o_gguf.cli.leaving import leaving_at_interrupt
 from h2o_gguf.cli.options import CacheFlags, ModelFlags
 from h2o_gguf.cli.render import is_terminal, notice, show_bytes
-from h2o_gguf.errors import ModelFileError, OptionError
+from h2o_gguf.errors import INTERRUPTED, ModelFileError, OptionError
 from h2o_gguf.models.catalog import DEFAULT_MODEL, entry
 
 if TYPE_CHECKING:
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["model_path", "open_model", "pinned_spans"]
 
+NO_POLICY = "none"
 ROOM = 512  # a batch beside the budget
 
 
@@ -43,10 +46,12 @@ def model_path(name: str | None) -> Path:
                 "or name a GGUF file with -m FILE",
             ) from error
         notice(f"No model is named and the default one, {model.title}, is not here yet.")
-        if not typer.confirm(
-            f"Fetch it ({show_bytes(model.n_bytes)}, {model.licence})?", default=True, err=True
-        ):
-            raise typer.Exit(error.exit_code) from None
+        question = f"Fetch it ({show_bytes(model.n_bytes)}, {model.licence})?"
+        try:
+            if not typer.confirm(question, default=True, err=True):
+                raise typer.Exit(error.exit_code) from None
+        except typer.Abort:
+            raise typer.Exit(INTERRUPTED) from None
         return fetch_with_bar(DEFAULT_MODEL)
 
 
@@ -60,31 +65,28 @@ def open_model(model: ModelFlags, cache: CacheFlags, default_budget: int) -> H2O
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     if not model.verbose:
         logging.getLogger("h2o_gguf.native").setLevel(logging.ERROR)
-    from h2o_gguf.llama import H2OLlama
+    policy, budget = _policy_and_budget(cache)
+    if budget is None and policy != NO_POLICY:
+        budget = _default_budget(path, model, default_budget)
+    with leaving_at_interrupt(), explained_aborts(path):
+        from h2o_gguf.llama import H2OLlama
 
-    evicts = cache.policy.strip().lower() != "none"
-    budget = cache.kv_budget
-    if isinstance(budget, FromEnvironment) and not evicts:
-        notice(f"$H2O_GGUF_KV_BUDGET is {budget}, which does not count with --policy none")
-        budget = None
-    if budget is None and evicts:
-        budget = _default_budget(path, model.ctx_size, default_budget)
-    return H2OLlama(
-        path,
-        policy=cache.policy,
-        kv_budget=budget,
-        n_sink=cache.sink,
-        n_recent=cache.window,
-        n_ctx=model.ctx_size,
-        n_batch=model.batch_size,
-        n_ubatch=model.ubatch_size,
-        n_threads=model.threads,
-        n_gpu_layers=model.gpu_layers,
-        flash_attn=_is_on(model.flash_attn),
-        type_k=cache.cache_type_k,
-        type_v=cache.cache_type_v,
-        verbose=model.verbose,
-    )
+        return H2OLlama(
+            path,
+            policy=policy,
+            kv_budget=budget,
+            n_sink=cache.sink,
+            n_recent=cache.window,
+            n_ctx=model.ctx_size,
+            n_batch=model.batch_size,
+            n_ubatch=model.ubatch_size,
+            n_threads=model.threads,
+            n_gpu_layers=model.gpu_layers,
+            flash_attn=_is_on(model.flash_attn),
+            type_k=cache.cache_type_k,
+            type_v=cache.cache_type_v,
+            verbose=model.verbose,
+        )
 
 
 def pinned_spans(cache: CacheFlags) -> list[tuple[int, int]]:
@@ -101,12 +103,30 @@ def _span(text: str) -> tuple[int, int] | None:
     return int(start), int(end)
 
 
-def _default_budget(path: Path, ctx_size: int, budget: int) -> int | None:
+def _policy_and_budget(cache: CacheFlags) -> tuple[str, int | None]:
+    """The two; where one is a flag and the environment's other contradicts it, what the flag says."""
+    policy, budget = cache.policy, cache.kv_budget
+    if policy.strip().lower() != NO_POLICY:
+        return policy, budget
+    flags = {"--kv-budget": budget, "--kv-evict-sink": cache.sink, "--kv-evict-window": cache.window}
+    given = [n for n, v in flags.items() if v is not None and not isinstance(v, FromEnvironment)]
+    if given and isinstance(policy, FromEnvironment):
+        policy = CacheFlags.policy
+        notice(f"$H2O_GGUF_POLICY is none, which does not count with {given[0]}: the policy is {policy}")
+        return policy, budget
+    if isinstance(budget, FromEnvironment):
+        notice(f"$H2O_GGUF_KV_BUDGET is {budget}, which does not count with policy none")
+        budget = None
+    return NO_POLICY, budget
+
+
+def _default_budget(path: Path, model: ModelFlags, budget: int) -> int | None:
     """The budget, or None, the library's choice, where it or the model does not allow that much."""
     shape = models.read_shape(path)
     verdict = models.support(shape)
-    n_ctx = ctx_size or shape.n_ctx_train
-    fits = verdict.can_evict and budget + ROOM <= min(n_ctx, verdict.n_pos_max)
+    n_ctx = model.ctx_size or shape.n_ctx_train
+    room = min((n for n in (model.batch_size, model.ubatch_size) if n is not None), default=ROOM)
+    fits = verdict.can_evict and budget + room <= min(n_ctx, verdict.n_pos_max)
     return budget if fits else None
 
 

@@ -94,7 +94,7 @@ class CacheFlags:
     policy: Annotated[
         str,
         typer.Option(
-            "--policy", envvar="H2O_GGUF_POLICY", metavar="NAME",
+            "--policy", envvar="H2O_GGUF_POLICY", metavar="NAME", callback=mark_environment,
             help="What to evict: h2o+, h2o, streaming, random, or none (a full cache is an error).",
         ),
     ] = "h2o+"  # fmt: skip

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import stat
 import sys
 from typing import BinaryIO, cast
 
 from h2o_gguf.cli.render import notice
-from h2o_gguf.cli.streams import well_formed
-from h2o_gguf.documents import Document
+from h2o_gguf.documents import Document, regular_size
 from h2o_gguf.errors import OptionError
 
 __all__ = ["gather_prompt", "open_document", "read_text", "warn_replaced"]
@@ -32,7 +29,7 @@ def gather_prompt(argument: str | None, option: str | None, file: str | None) ->
     if file is not None and file != STDIN:
         parts.append(read_text(file))
     if prompt is not None and not (prompt == STDIN and option is None):
-        parts.append(well_formed(prompt))
+        parts.append(prompt)
     parts = [part for part in parts if part.strip()]
     if not parts:
         raise OptionError(
@@ -57,8 +54,7 @@ def open_document(name: str) -> Document:
         return Document.open(name)
     file = cast(BinaryIO, sys.stdin.buffer)
     try:
-        info = os.fstat(file.fileno())
-        size = info.st_size if stat.S_ISREG(info.st_mode) else None
+        size = regular_size(file)
     except (OSError, ValueError):
         size = None
     return Document(file, "stdin", size, keeps_open=True)

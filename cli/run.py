@@ -17,6 +17,7 @@ from h2o_gguf.cli.prompts import gather_prompt
 from h2o_gguf.cli.render import evicted_line, notice, speed
 from h2o_gguf.cli.sampling import max_tokens, sampling_options, seed_of
 from h2o_gguf.cli.streaming import Printer
+from h2o_gguf.cli.streams import well_formed_option
 from h2o_gguf.errors import INTERRUPTED, OptionError
 
 if TYPE_CHECKING:
@@ -32,12 +33,21 @@ BUDGET = 4096
 def run(
     prompt: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Argument(metavar="PROMPT", show_default=False, help="The prompt; - is stdin."),
+        typer.Argument(
+            metavar="PROMPT", show_default=False, callback=well_formed_option, help="The prompt; - is stdin."
+        ),
     ] = None,
     *,
     text: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option("--prompt", "-p", metavar="TEXT", show_default=False, help="The prompt, as an option."),
+        typer.Option(
+            "--prompt",
+            "-p",
+            metavar="TEXT",
+            show_default=False,
+            callback=well_formed_option,
+            help="The prompt, as an option.",
+        ),
     ] = None,
     file: Annotated[
         Optional[str],  # noqa: UP045
@@ -55,6 +65,7 @@ def run(
             "--system-prompt",
             "-sys",
             metavar="TEXT",
+            callback=well_formed_option,
             show_default=False,
             help="System message; never evicted.",
         ),

@@ -18,6 +18,7 @@ from h2o_gguf.cli.prompts import open_document, warn_replaced
 from h2o_gguf.cli.render import evicted_line, notice, show_bytes, speed
 from h2o_gguf.cli.sampling import max_tokens, sampling_options, seed_of
 from h2o_gguf.cli.streaming import Printer
+from h2o_gguf.cli.streams import well_formed_option
 from h2o_gguf.errors import INTERRUPTED
 
 __all__ = ["summarize"]
@@ -36,6 +37,7 @@ def summarize(
             "--prompt",
             "-p",
             metavar="TEXT",
+            callback=well_formed_option,
             show_default="a summary",
             help="What to answer at the end of the document.",
         ),
@@ -45,6 +47,7 @@ def summarize(
         typer.Option(
             "--instruction",
             metavar="TEXT",
+            callback=well_formed_option,
             show_default="to read it",
             help="What to say before the document.",
         ),
@@ -55,6 +58,7 @@ def summarize(
             "--system-prompt",
             "-sys",
             metavar="TEXT",
+            callback=well_formed_option,
             show_default=False,
             help="System message; never evicted.",
         ),

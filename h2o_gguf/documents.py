@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import io
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -12,19 +13,28 @@ from typing import BinaryIO
 
 from h2o_gguf.errors import OptionError
 
-__all__ = ["Document"]
+__all__ = ["Document", "regular_size"]
 
 CHUNK_BYTES = 1 << 16
 PIECE_CHARS = 1 << 15
-REPLACEMENT = "�"
-MARKS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
+REPLACEMENT = "\ufffd"
+DAMAGE = "\udfff"  # stands for REPLACEMENT while it is counted: no text has it, and a text may have the other
+MARKS = (  # UTF-32's begins with UTF-16's
+    (codecs.BOM_UTF8, "utf-8"),
+    (codecs.BOM_UTF32_LE, "utf-32-le"),
+    (codecs.BOM_UTF32_BE, "utf-32-be"),
+    (codecs.BOM_UTF16_LE, "utf-16-le"),
+    (codecs.BOM_UTF16_BE, "utf-16-be"),
+)
+MARK_DAMAGE = "h2o_gguf.mark_damage"
+codecs.register_error(MARK_DAMAGE, lambda error: (DAMAGE, error.end))  # type: ignore[attr-defined]
 
 
 class Document:
-    """A text file or stream.  UTF-8, or UTF-16 with a byte order mark; \\r\\n reads as \\n.
+    """A text file or stream.  UTF-8, or UTF-16 or UTF-32 with a byte order mark; \\r\\n reads as \\n.
 
     name : of the file.  n_bytes : its size, None for a stream.  n_bytes_read : so far.
-    n_replaced : bytes sequences that are no text and were read as U+FFFD.
+    n_replaced : byte sequences that are no text and were read as U+FFFD, so far.
     """
 
     def __init__(self, file: BinaryIO, name: str, n_bytes: int | None, *, keeps_open: bool = False) -> None:
@@ -40,10 +50,13 @@ class Document:
     def open(cls, path: str | os.PathLike[str]) -> Document:
         """Open a file.  Raises: OptionError, it cannot be read."""
         try:
+            if not os.fspath(path):
+                raise FileNotFoundError(2, "the name is empty")
             if os.path.isdir(path):
                 raise IsADirectoryError(21, "is a folder")
             file = Path(path).open("rb")  # noqa: SIM115  # closed by close()
-            return cls(file, os.path.basename(os.fspath(path)), os.fstat(file.fileno()).st_size)
+            name = os.fsencode(os.path.basename(path)).decode("utf-8", "replace")
+            return cls(file, name, regular_size(file))
         except OSError as error:
             reason = error.strerror or str(error)
             raise OptionError(
@@ -93,19 +106,28 @@ class Document:
             raise OptionError(
                 f"{self.name!r} is not text: it has zero bytes; convert it to plain text first", "file"
             )
-        decoder = codecs.getincrementaldecoder(encoding)("replace")
+        decoder = codecs.getincrementaldecoder(encoding)(MARK_DAMAGE)
         newlines = io.IncrementalNewlineDecoder(decoder, translate=True)
         while chunk:
-            text = newlines.decode(chunk)
-            self.n_replaced += text.count(REPLACEMENT)
-            yield text
+            yield self._replaced(newlines.decode(chunk))
             chunk = self._read()
-        yield newlines.decode(b"", final=True)
+        yield self._replaced(newlines.decode(b"", final=True))
+
+    def _replaced(self, text: str) -> str:
+        """The text with U+FFFD where it was no text, counted."""
+        self.n_replaced += text.count(DAMAGE)
+        return text.replace(DAMAGE, REPLACEMENT)
 
     def _read(self) -> bytes:
         chunk = self._file.read(CHUNK_BYTES)
         self.n_bytes_read += len(chunk)
         return chunk
+
+
+def regular_size(file: BinaryIO) -> int | None:
+    """Bytes of a regular file; None for a pipe or a device.  Raises: OSError, ValueError: it is no file."""
+    info = os.fstat(file.fileno())
+    return info.st_size if stat.S_ISREG(info.st_mode) else None
 
 
 def _cut(text: str, n: int) -> int:

@@ -21,6 +21,7 @@ __all__ = [
     "ModelFileError",
     "NativeError",
     "OptionError",
+    "OutOfMemoryError",
     "PolicyError",
     "StateFileError",
     "UnsupportedModelError",
@@ -112,6 +113,20 @@ class CacheFullError(H2OError, RuntimeError):
         )
         self.n_used = n_used
         self.n_cells = n_cells
+
+
+class OutOfMemoryError(MemoryError, H2OError):  # in this order, or pickle could not make one
+    """The cache does not fit into memory.
+
+    n_bytes, n_available : what it takes, and what there is; 0 where llama.cpp found out, and does not say.
+    """
+
+    exit_code = NO_FIT
+
+    def __init__(self, text: str, *, n_bytes: int = 0, n_available: int = 0) -> None:
+        super().__init__(text)
+        self.n_bytes = n_bytes
+        self.n_available = n_available
 
 
 class PolicyError(H2OError, RuntimeError):

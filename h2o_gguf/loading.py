@@ -9,30 +9,23 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gguf.constants import GGMLQuantizationType
-
-from h2o_gguf.errors import ModelFileError, NativeError, OptionError
-from h2o_gguf.models import ModelShape, read_shape
-from h2o_gguf.models.memory import CACHE_TYPES
+from h2o_gguf.errors import ModelFileError, NativeError, OptionError, OutOfMemoryError
 from h2o_gguf.native import C, high, native_log
+from h2o_gguf.options import KV_TYPES
 
 __all__ = [
     "ModelOptions",
     "check_kv_types",
     "context_params",
     "default_threads",
-    "kv_type",
     "load_adapter",
     "make_context",
     "open_model",
-    "read_model_shape",
 ]
 
-KV_TYPES = {name: int(GGMLQuantizationType[name.upper()]) for name in CACHE_TYPES}
 UNQUANTIZED = {0, 1, 30}
 ALL_LAYERS = 0x7FFFFFFF
-OVERRIDE_CHARS = 128
-MAX_THREADS = 512  # what ggml takes
+NO_MEMORY = ("failed to allocate", "unable to allocate", "insufficient memory", "bad_alloc")  # in its log
 
 
 def default_threads() -> int:
@@ -49,28 +42,6 @@ def default_threads() -> int:
         except OSError:
             return len(cpus)
     return len(cores) or 1
-
-
-def check_threads(name: str, value: int | None) -> int:
-    """Return value, 0 for None.  Raises OptionError: it is no whole number from 0 to MAX_THREADS."""
-    if value is None:
-        return 0
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_THREADS:
-        raise OptionError(
-            f"{name} is {value!r}: it must be a whole number from 0 (all cores) to {MAX_THREADS}", name
-        )
-    return value
-
-
-def kv_type(value: int | str | None, name: str) -> int:
-    """The ggml type of a cache, from its number or name ("q8_0"); f16 for None.  Raises OptionError."""
-    if value is None:
-        return KV_TYPES["f16"]
-    if isinstance(value, str) and value.lower() in KV_TYPES:
-        return KV_TYPES[value.lower()]
-    if isinstance(value, int) and value in KV_TYPES.values():
-        return value
-    raise OptionError(f"{name} is {value!r}: a cache can be {', '.join(KV_TYPES)}", name)
 
 
 def check_kv_types(type_k: int, type_v: int, flash_attn: bool) -> None:
@@ -138,47 +109,48 @@ class ModelOptions:
                 item.tag, item.value.val_i64 = C.LLAMA_KV_OVERRIDE_TYPE_INT, value
             elif isinstance(value, float):
                 item.tag, item.value.val_f64 = C.LLAMA_KV_OVERRIDE_TYPE_FLOAT, value
-            elif isinstance(value, str) and len(value.encode()) < OVERRIDE_CHARS:
-                item.tag, item.value.val_str = C.LLAMA_KV_OVERRIDE_TYPE_STR, value.encode()
             else:
-                raise OptionError(
-                    f"kv_overrides[{key!r}] is {value!r}: it must be a bool, an int, a float, or a text "
-                    f"of less than {OVERRIDE_CHARS} bytes",
-                    "kv_overrides",
-                )
+                item.tag, item.value.val_str = C.LLAMA_KV_OVERRIDE_TYPE_STR, value.encode()
         self._overrides = array
         self.params.kv_overrides = array
 
 
-def read_model_shape(path: str) -> ModelShape:
-    """What the file's header says of the model.  Raises ModelFileError."""
-    if not Path(path).exists():
-        raise ModelFileError(path, "there is no such file")
-    if Path(path).is_dir():
-        raise ModelFileError(path, "it is a folder, not a file")
-    return read_shape(path)
+class _FileName(str):
+    """A file's name as llama-cpp-python takes it, with the bytes it has on disk, UTF-8 or not."""
+
+    def encode(self, *_: Any) -> bytes:
+        return os.fsencode(str(self))
 
 
 def open_model(path: str, options: ModelOptions) -> Any:
     """Return llama-cpp-python's LlamaModel.  Raises ModelFileError with the native reason."""
     C.llama_backend_init()
     with native_log() as log:
+        # Asked between tensors whether to go on; its value lives as long as the call.
+        goes_on = C.llama_progress_callback(lambda _progress, _data: not log.is_interrupted)
+        options.params.progress_callback = goes_on
         try:
             # verbose here only means that stdout and stderr are left alone while native code runs.
-            return high.llama.internals.LlamaModel(path_model=str(path), params=options.params, verbose=True)
+            return high.llama.internals.LlamaModel(
+                path_model=_FileName(path), params=options.params, verbose=True
+            )
         except ValueError as error:
             raise ModelFileError(path, log.reason(str(error))) from error
 
 
 def make_context(model: Any, params: Any) -> Any:
-    """Return llama-cpp-python's LlamaContext.  Raises NativeError with the native reason."""
+    """Return llama-cpp-python's LlamaContext.  Raises NativeError, OutOfMemoryError with the reason."""
     with native_log() as log:
         try:
             return high.llama.internals.LlamaContext(model=model, params=params, verbose=True)
         except ValueError as error:
             with contextlib.suppress(Exception):
                 model.close()
-            raise NativeError(f"llama.cpp cannot make a context: {log.reason(str(error))}") from error
+            reason = log.reason(str(error))
+            text = f"llama.cpp cannot make a context: {reason}"
+            if any(word in reason for word in NO_MEMORY):
+                raise OutOfMemoryError(f"{text}: lower n_ctx or kv_budget") from error
+            raise NativeError(text) from error
 
 
 def context_params(
@@ -228,7 +200,7 @@ def context_params(
 def load_adapter(model: Any, ctx: Any, path: str, scale: float) -> Any:
     """Apply a LoRA adapter; return it, to be freed with the model.  Raises ModelFileError."""
     with native_log() as log:
-        adapter = C.llama_adapter_lora_init(model, path.encode())
+        adapter = C.llama_adapter_lora_init(model, os.fsencode(path))
         if not adapter:
             raise ModelFileError(path, log.reason("llama.cpp cannot read the adapter"))
         adapters = (C.llama_adapter_lora_p_ctypes * 1)(adapter)

@@ -9,12 +9,14 @@ import contextlib
 import ctypes
 import importlib
 import logging
-from collections.abc import Iterator
+import signal
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from h2o_gguf.native_log import GGML_CONTINUED, NativeLog
 
-__all__ = ["C", "high", "native_log"]
+__all__ = ["C", "high", "native_log", "on_abort"]
 
 # Makes llama_cpp load our build of llama.cpp, or says why it cannot.
 importlib.import_module("h2o_gguf.bindings.library").lib()
@@ -24,6 +26,20 @@ C: Any = importlib.import_module("llama_cpp.llama_cpp")
 logger = logging.getLogger("h2o_gguf.native")
 logging.getLogger("h2o_gguf").addHandler(logging.NullHandler())  # quiet unless the program asks
 LEVELS = {1: logging.DEBUG, 2: logging.INFO, 3: logging.WARNING, 4: logging.ERROR}  # of ggml_log_level
+# No errors: the caller asked for it.
+CANCELLED = ("compute_async failed with error 1", "compute status: 1", "failed to decode, ret = 2")
+
+_ABORT_CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
+_abort_callback: Any = None  # lives as long as native code may call it
+
+
+def on_abort(tell: Callable[[str], None]) -> None:
+    """Before native code ends the process, call `tell` with the reason, in whatever thread that is."""
+    global _abort_callback
+    _abort_callback = _ABORT_CALLBACK(lambda text: tell(text.decode("utf-8", "replace")))
+    with contextlib.suppress(AttributeError):  # Windows finds only what libllama itself exports
+        C._lib.ggml_set_abort_callback(_abort_callback)
+
 
 _listeners: list[NativeLog] = []
 _last_level = logging.DEBUG
@@ -31,13 +47,28 @@ _last_level = logging.DEBUG
 
 @contextlib.contextmanager
 def native_log() -> Iterator[NativeLog]:
-    """Collect what llama.cpp logs."""
+    """Collect what llama.cpp logs, and hold Ctrl-C back until the with-block ends.
+
+    llama.cpp calls Python back for each line, and what a signal handler raised in there would be lost.
+    """
     log = NativeLog()
     _listeners.append(log)
+    before = signal.getsignal(signal.SIGINT)
+    holds = callable(before) and threading.current_thread() is threading.main_thread()
+
+    def hold(_signal: int, _frame: Any) -> None:
+        log.is_interrupted = True
+
+    if holds:
+        signal.signal(signal.SIGINT, hold)
     try:
         yield log
     finally:
         _listeners.remove(log)
+        if holds:
+            signal.signal(signal.SIGINT, before)
+            if log.is_interrupted:
+                signal.raise_signal(signal.SIGINT)
 
 
 @C.llama_log_callback  # type: ignore[untyped-decorator]
@@ -45,9 +76,9 @@ def _on_line(level: int, text: bytes | None, user_data: int | None) -> None:
     global _last_level
     if logging.NOTSET < high._logger.logger.level <= logging.DEBUG:  # someone asked for verbose=True
         high._logger.llama_log_callback(level, text, user_data)
-    if level != GGML_CONTINUED:
-        _last_level = LEVELS.get(level, logging.DEBUG)
     line = (text or b"").decode("utf-8", "replace").rstrip("\n")
+    if level != GGML_CONTINUED:
+        _last_level = logging.DEBUG if line.endswith(CANCELLED) else LEVELS.get(level, logging.DEBUG)
     if not line:
         return
     for log in list(_listeners):

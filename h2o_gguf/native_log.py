@@ -8,11 +8,15 @@ GGML_WARN, GGML_ERROR, GGML_CONTINUED = 3, 4, 5  # of ggml_log_level
 
 
 class NativeLog:
-    """Warnings and errors of llama.cpp, in order."""
+    """Warnings and errors of llama.cpp, in order.
+
+    is_interrupted : Ctrl-C was pressed meanwhile.
+    """
 
     def __init__(self) -> None:
         self.errors: list[str] = []
         self.warnings: list[str] = []
+        self.is_interrupted = False
 
     def add(self, level: int, line: str) -> None:
         """Keep a line if it may be a reason.  level : ggml_log_level."""

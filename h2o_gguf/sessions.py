@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from h2o_gguf.cancel import CancelToken
+from h2o_gguf.errors import ModelFileError, StateFileError
 from h2o_gguf.native import high
 from h2o_gguf.state import Session, restore_session, save_session
 
@@ -30,7 +31,7 @@ class Sessions:
     """save_state and load_state, which also keep positions, scores and pins."""
 
     context_params: Any
-    model_path: str
+    _fingerprint: str  # of the model file as it was loaded: it may be gone or another one by now
     _model: Any
     _n_vocab: int
     _seed: int
@@ -45,7 +46,8 @@ class Sessions:
 
         state : a LlamaState of save_state, or its llama_state bytes.
 
-        Raises: StateFileError, it is damaged or belongs to another model.
+        Raises: StateFileError, it is damaged, or belongs to another model or kind of cache; BudgetError, what
+            it pins does not fit. The object then goes on where it was.
         """
         with self._call():
             self._load_state(state)
@@ -65,18 +67,23 @@ class Sessions:
         )
 
     def _load_state(self, state: Any) -> None:
-        data = state if isinstance(state, (bytes, bytearray)) else state.llama_state
-        restore_session(self.engine, Session.from_bytes(bytes(data)), self._facts())
+        data = getattr(state, "llama_state", state)
+        if not isinstance(data, (bytes, bytearray, memoryview)):
+            raise StateFileError(
+                f"a {type(data).__name__} is no saved session: load what save_state returned"
+            )
+        restore_session(self.engine, Session.from_bytes(data), self._facts())
 
     def _facts(self) -> dict[str, Any]:
         """What must be equal where a session is loaded."""
         return {
             "model": self._model.desc(),
             "n_params": int(self._model.n_params()),
-            "fingerprint": fingerprint(self.model_path),
+            "fingerprint": self._fingerprint,
             "n_vocab": self._n_vocab,
             "type_k": int(self.context_params.type_k),
             "type_v": int(self.context_params.type_v),
+            "flash_attn": int(self.context_params.flash_attn_type),
             **{name: getattr(self.context_params, name) for name in POSITION_OPTIONS},
         }
 
@@ -88,11 +95,17 @@ class Sessions:
 
 
 def fingerprint(path: str) -> str:
-    """A hash of samples all over a file: equal for copies, different for models of the same shape."""
-    size = os.path.getsize(path)
-    digest = hashlib.sha256(str(size).encode())
-    with open(path, "rb") as file:
-        for i in range(N_SAMPLES):
-            file.seek(max(0, size - SAMPLE_BYTES) * i // (N_SAMPLES - 1))
-            digest.update(file.read(SAMPLE_BYTES))
+    """A hash of samples all over a file: equal for copies, different for models of the same shape.
+
+    Raises: ModelFileError, it cannot be read.
+    """
+    try:
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            digest = hashlib.sha256(str(size).encode())
+            for i in range(N_SAMPLES):
+                file.seek(max(0, size - SAMPLE_BYTES) * i // (N_SAMPLES - 1))
+                digest.update(file.read(SAMPLE_BYTES))
+    except OSError as error:
+        raise ModelFileError(path, error.strerror or str(error)) from error
     return digest.hexdigest()[:32]

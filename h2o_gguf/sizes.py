@@ -9,7 +9,7 @@ from typing import Any
 from h2o_gguf import policies
 from h2o_gguf.errors import BudgetError, OptionError
 from h2o_gguf.models import ModelShape, require_support
-from h2o_gguf.models.memory import pad_cells
+from h2o_gguf.models.memory import MAX_CELLS, pad_cells
 from h2o_gguf.policies import Policy
 
 __all__ = ["N_BATCH", "CacheOptions", "Sizes", "plan_model_sizes", "plan_sizes"]
@@ -37,11 +37,10 @@ class CacheOptions:
 
     @property
     def evicts(self) -> bool:
-        """Whether entries are ever evicted."""
-        if self.policy is None:
-            return False
-        name = self.policy if isinstance(self.policy, str) else getattr(self.policy, "name", "")
-        return str(name).strip().lower() != "none"
+        """Whether entries are ever evicted; any policy object but ours may, whatever its name."""
+        if isinstance(self.policy, str):
+            return self.policy.strip().lower() != "none"
+        return not (self.policy is None or isinstance(self.policy, policies.NoEviction))
 
     @property
     def is_default(self) -> bool:
@@ -115,13 +114,22 @@ def plan_sizes(
 
     Raises: OptionError, BudgetError, with the numbers.
     """
+    n_ctx_train = min(n_ctx_train, MAX_CELLS)
     n_ctx = _check("n_ctx", options.n_ctx, 0) or n_ctx_train
     block = _check("kv_block", options.kv_block, 1)
     if not options.evicts:
         _refuse_cache_options(options)
+        if isinstance(options.policy, policies.NoEviction):
+            n_ctx = options.policy.budget
+            if options.n_ctx not in (0, n_ctx):
+                raise OptionError(
+                    f"n_ctx {options.n_ctx} contradicts the policy's budget {n_ctx}: give one",
+                    "n_ctx",
+                    "policy",
+                )
         n_ubatch = min(_n_batch(options, N_BATCH), n_ctx)
         return Sizes(None, n_ctx, n_ctx, n_ubatch, block, n_ctx)
-    limit = n_pos_limit or n_ctx_train
+    limit = min(n_pos_limit or n_ctx_train, MAX_CELLS)
     policy, is_given = _policy(options, n_ctx if can_renumber else min(n_ctx, limit))
     n_ubatch = min(_n_batch(options, min(N_BATCH, max(N_BATCH_MIN, policy.budget))), n_ctx)
     overhead = max(n_ubatch, block)
@@ -131,7 +139,7 @@ def plan_sizes(
     # Positions are made consecutive while a whole batch lies beside the budget, so both must fit.
     if policy.budget + overhead > limit:
         if not is_given:
-            n_ubatch = min(n_ubatch, max(N_BATCH_MIN, limit // 4))
+            n_ubatch = min(n_ubatch, max(min(N_BATCH_MIN, limit // 2), limit // 4))
             overhead = max(n_ubatch, min(block, limit // 4))
             policy = _make(options, limit - overhead)
         else:
@@ -141,11 +149,7 @@ def plan_sizes(
                 n_ubatch = min(n_ubatch, max(room, 1))
             overhead = max(n_ubatch, block)
             if overhead > room:
-                raise BudgetError(
-                    f"a budget of {policy.budget} entries and a batch of {overhead} tokens exceed the "
-                    f"{limit} positions the model knows: lower kv_budget to {limit - overhead}, or n_batch",
-                    budget=policy.budget,
-                )
+                raise _no_room(options, policy.budget, overhead, limit)
     n_pos_max = max(min(n_ctx, limit), policy.budget + overhead)
     block = min(block, overhead)
     n_cells = pad_cells(policy.budget + overhead)
@@ -158,22 +162,34 @@ def plan_sizes(
     return Sizes(policy, n_ctx, n_cells, n_ubatch, block, n_pos_max, can_renumber)
 
 
+def _no_room(options: CacheOptions, budget: int, n_batch: int, limit: int) -> BudgetError:
+    asked = {name: getattr(options, name) for name in ("n_batch", "n_ubatch")}
+    name = min((n for n in asked if asked[n] is not None), key=lambda n: asked[n], default="n_batch")
+    ways = (("kv_budget", limit - n_batch), (name, limit - budget))
+    hint = ", or ".join(f"{name} to {value}" for name, value in ways if value > 0)
+    return BudgetError(
+        f"a budget of {budget} entries and a batch of {n_batch} tokens exceed the {limit} positions "
+        f"the model knows: lower {hint}",
+        budget=budget,
+    )
+
+
 def _policy(options: CacheOptions, n_ctx: int) -> tuple[Policy, bool]:
     """The policy, and whether the caller gave its budget."""
     if not isinstance(options.policy, str):
-        budget = getattr(options.policy, "budget", None)
+        policy = policies.as_policy(options.policy)
         for name in ("heavy_ratio", "recent_ratio", "n_sink", "n_recent", "granularity"):
             if getattr(options, name) is not None:
                 raise OptionError(
                     f"{name} and a policy object both say it: set it on the policy", name, "policy"
                 )
-        if options.kv_budget not in (None, budget):
+        if options.kv_budget not in (None, policy.budget):
             raise OptionError(
-                f"kv_budget {options.kv_budget} contradicts the policy's budget {budget}: give one",
+                f"kv_budget {options.kv_budget} contradicts the policy's budget {policy.budget}: give one",
                 "kv_budget",
                 "policy",
             )
-        return policies.as_policy(options.policy), True
+        return policy, True
     if options.heavy_ratio is None and options.recent_ratio is None:
         is_given = options.kv_budget is not None
         return _make(options, n_ctx if options.kv_budget is None else options.kv_budget), is_given
@@ -220,6 +236,8 @@ def _n_batch(options: CacheOptions, default: int) -> int:
 
 
 def _check(name: str, value: Any, at_least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
-        raise OptionError(f"{name} is {value!r}: it must be a whole number, {at_least} or more", name)
+    if isinstance(value, bool) or not isinstance(value, int) or not at_least <= value <= MAX_CELLS:
+        raise OptionError(
+            f"{name} is {value!r}: it must be a whole number from {at_least} to {MAX_CELLS:,}", name
+        )
     return value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import struct
 from collections.abc import Mapping
@@ -13,24 +14,33 @@ from numpy.typing import NDArray
 
 from h2o_gguf.engine import Engine
 from h2o_gguf.errors import StateFileError
+from h2o_gguf.eviction import Span, check_pins
 
 __all__ = ["Session", "restore_session", "save_session"]
 
-MAGIC = b"H2OGSES1"
+MAGIC = b"H2OGSES"
+FORMAT = 2
+HEAD = struct.Struct("<7sBQ32s")  # magic, format, bytes of the whole file, sha256 of what follows
+SIZE = struct.Struct("<Q")  # before each part
+N_PARTS = 5
 SHARED_BY = ("head", "layer", "token")  # victims, by ever more
+IMAGE = -1  # stands for a token where a part of an image was
 
 
 @dataclass(frozen=True)
 class Session:
     """A saved sequence.
 
-    facts : what must be equal in the context it is loaded into (model, types, RoPE), pins, and who shared
-        victims of the entries evicted so far.
+    facts : what must be equal in the context it is loaded into (model, types, RoPE).
+    pins : spans that are never victims. granularity : who shared victims. n_evicted : entries evicted so far.
     tokens : int32[n_past], -1 where an image was. logits : float32[n_vocab] after the last token, or empty.
     memory : llama.cpp's state. cache : the eviction state, empty without eviction.
     """
 
     facts: Mapping[str, Any]
+    pins: tuple[Span, ...]
+    granularity: str
+    n_evicted: int
     tokens: NDArray[np.int32]
     logits: NDArray[np.float32]
     memory: bytes
@@ -38,48 +48,88 @@ class Session:
 
     def to_bytes(self) -> bytes:
         """The session as a file."""
+        books = {"pins": self.pins, "granularity": self.granularity, "n_evicted": self.n_evicted}
         parts = [
-            json.dumps(self.facts).encode(),
+            json.dumps({"facts": dict(self.facts), **books}).encode(),
             self.tokens.astype("<i4").tobytes(),
             self.logits.astype("<f4").tobytes(),
             self.memory,
             self.cache,
         ]
-        return b"".join([MAGIC, *(struct.pack("<Q", len(part)) + part for part in parts)])
+        body = b"".join(piece for part in parts for piece in (SIZE.pack(len(part)), part))
+        return HEAD.pack(MAGIC, FORMAT, HEAD.size + len(body), hashlib.sha256(body).digest()) + body
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> Session:
+    def from_bytes(cls, data: bytes | bytearray | memoryview) -> Session:
         """Read what `to_bytes` wrote.  Raises StateFileError."""
-        if data[: len(MAGIC)] != MAGIC:
-            raise StateFileError("this is no saved session of h2o-gguf: save one with save_state")
-        parts = []
-        at = len(MAGIC)
-        for _ in range(5):
-            if at + 8 > len(data):
-                raise StateFileError(f"the saved session is cut off after {len(data)} bytes: save it again")
-            (size,) = struct.unpack_from("<Q", data, at)
-            if at + 8 + size > len(data):
-                raise StateFileError(f"the saved session is cut off after {len(data)} bytes: save it again")
-            parts.append(data[at + 8 : at + 8 + size])
-            at += 8 + size
+        parts = _split(_checked(memoryview(data).cast("B")))
         try:
-            facts = json.loads(parts[0])
-            tokens, logits = np.frombuffer(parts[1], "<i4"), np.frombuffer(parts[2], "<f4")
-        except ValueError as error:
-            raise StateFileError(f"the saved session is damaged ({error}): save it again") from error
-        return cls(facts, tokens.astype(np.int32), logits.astype(np.float32), parts[3], parts[4])
+            books = json.loads(bytes(parts[0]))
+            return cls(
+                facts=dict(books["facts"]),
+                pins=tuple((int(start), int(end)) for start, end in books["pins"]),
+                granularity=SHARED_BY[SHARED_BY.index(books["granularity"])],
+                n_evicted=int(books["n_evicted"]),
+                tokens=np.frombuffer(parts[1], "<i4").astype(np.int32),
+                logits=np.frombuffer(parts[2], "<f4").astype(np.float32),
+                memory=bytes(parts[3]),
+                cache=bytes(parts[4]),
+            )
+        except (ValueError, TypeError, LookupError) as error:
+            raise _unreadable(str(error)) from error
+
+
+def _checked(data: memoryview) -> memoryview:
+    """What the head says is in the file, byte for byte.  Raises StateFileError."""
+    if data[: len(MAGIC)] != MAGIC:
+        raise StateFileError("this is no saved session of h2o-gguf: load what save_state returned")
+    if len(data) < HEAD.size:
+        raise StateFileError(f"the saved session is cut off after {len(data)} bytes: save it again")
+    _, written, size, digest = HEAD.unpack_from(data)
+    if written != FORMAT:
+        raise StateFileError(
+            f"the session was saved in format {written} and this version of h2o-gguf reads format {FORMAT}: "
+            "save it again with this version"
+        )
+    if size != len(data):
+        raise StateFileError(
+            f"the saved session has {len(data)} bytes instead of {size}: save or copy it again"
+        )
+    body = data[HEAD.size :]
+    if hashlib.sha256(body).digest() != digest:
+        raise StateFileError("the saved session is damaged, its checksum is wrong: save or copy it again")
+    return body
+
+
+def _split(body: memoryview) -> list[memoryview]:
+    """The parts, all of the body and no more.  Raises StateFileError."""
+    parts: list[memoryview] = []
+    for _ in range(N_PARTS):
+        if len(body) < SIZE.size:
+            raise _unreadable(f"{len(parts)} parts instead of {N_PARTS}")
+        end = SIZE.size + SIZE.unpack_from(body)[0]
+        if end > len(body):
+            raise _unreadable(f"a part of {end} bytes where {len(body)} are left")
+        parts.append(body[SIZE.size : end])
+        body = body[end:]
+    if body:
+        raise _unreadable(f"{len(body)} bytes after the last part")
+    return parts
+
+
+def _unreadable(why: str) -> StateFileError:
+    """The checksum is right, but another program made the file."""
+    return StateFileError(f"the saved session was not written by h2o-gguf ({why}): save it again")
 
 
 def save_session(engine: Engine, facts: Mapping[str, Any]) -> Session:
     """The engine's sequence; its size grows with the cells used."""
     logits = engine.logits
     return Session(
-        facts={
-            **facts,
-            "pins": engine.pins,
-            "granularity": _granularity(engine),
-            "n_evicted": engine.report().evicted,
-        },
+        facts=facts,
+        pins=tuple(engine.pins),
+        granularity=_granularity(engine),
+        n_evicted=engine.report().evicted,
         tokens=np.asarray(engine.tokens, np.int32),
         logits=logits if logits is not None else np.zeros(0, np.float32),
         memory=engine.context.save(),
@@ -88,41 +138,64 @@ def save_session(engine: Engine, facts: Mapping[str, Any]) -> Session:
 
 
 def restore_session(engine: Engine, session: Session, facts: Mapping[str, Any]) -> None:
-    """Make the engine go on where the session was saved.
+    """Make the engine go on where the session was saved; with an error it stays where it was.
 
-    Raises: StateFileError, the session belongs to another model or kind of cache, or does not fit; in the
-        last case the engine is left empty.
+    Raises: StateFileError, the session belongs to another model or kind of cache, or does not fit;
+        BudgetError, what it pins does not fit into the budget.
     """
+    _check_belongs(engine, session, facts)
+    before = save_session(engine, facts)
+    try:
+        _put(engine, session)
+    except BaseException:
+        _put(engine, before)
+        raise
+
+
+def _check_belongs(engine: Engine, session: Session, facts: Mapping[str, Any]) -> None:
     for name, value in facts.items():
         if session.facts.get(name) != value:
             raise StateFileError(
                 f"the session was saved with {name} {session.facts.get(name)!r}, this context has {value!r}: "
-                "load it with the same model, cache types and RoPE options"
+                "load it with the same model, cache types, flash attention and RoPE options"
             )
     if bool(session.cache) != (engine.cache is not None):
         was, now = ("with", "without") if session.cache else ("without", "with")
         raise StateFileError(
             f"the session was saved {was} eviction and this context is {now}: use the same policy"
         )
-    was, now = str(session.facts.get("granularity", "head")), _granularity(engine)
-    if session.facts.get("n_evicted") and SHARED_BY.index(was) < SHARED_BY.index(now):
+    was, now = session.granularity, _granularity(engine)
+    if session.n_evicted and SHARED_BY.index(was) < SHARED_BY.index(now):
         raise StateFileError(
-            f"the session's {session.facts['n_evicted']} evictions were by {was} and this context evicts by "
+            f"the session's {session.n_evicted} evictions were by {was} and this context evicts by "
             f"{now}, which needs the same entries in all of them: load it with granularity {was!r}"
         )
+    if session.tokens.size > engine.n_ctx:
+        raise StateFileError(
+            f"the session has {session.tokens.size} tokens and this context holds {engine.n_ctx}: "
+            "load it with a larger n_ctx"
+        )
+    n_vocab = engine.context.vocab.n_tokens
+    if session.tokens.size and not IMAGE <= session.tokens.min() <= session.tokens.max() < n_vocab:
+        raise _unreadable(f"tokens outside the vocabulary of {n_vocab}")
+    if session.logits.size not in (0, n_vocab):
+        raise _unreadable(f"{session.logits.size} logits for a vocabulary of {n_vocab}")
+    if engine.policy is not None:
+        check_pins(session.pins, engine.policy)
+
+
+def _put(engine: Engine, session: Session) -> None:
     engine.reset()
-    engine.pins = [(int(start), int(end)) for start, end in session.facts.get("pins", [])]
-    try:
-        if not engine.context.load(session.memory):
-            raise StateFileError(
-                f"llama.cpp refuses the session of {session.tokens.size} tokens: "
-                "the context may be smaller than the one it was saved from"
-            )
-        if engine.cache is not None:
-            engine.cache.load(session.cache)
-    except BaseException:
-        engine.reset()
-        raise
+    engine.pins = list(session.pins)
+    if not engine.context.load(session.memory):
+        raise StateFileError(
+            f"llama.cpp refuses the session of {session.tokens.size} tokens: "
+            "the context may be smaller than the one it was saved from"
+        )
+    if engine.cache is not None:
+        engine.cache.load(session.cache)
+    if engine.context.n_past() != session.tokens.size:
+        raise _unreadable(f"{session.tokens.size} tokens, and a memory of {engine.context.n_past()}")
     engine.adopt(session.tokens.tolist(), session.logits.copy() if session.logits.size else None)
     engine.keep_budget()
 

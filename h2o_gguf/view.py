@@ -66,8 +66,8 @@ class CacheView:
         Everything but the empty cells, positions below n_sink, the newest n_recent positions and the
         pinned spans.
         """
-        free = self.pos >= max(n_sink, 0)
-        free &= self.pos < self.n_past - max(n_recent, 0)
+        free = self.pos >= max(int(n_sink), 0)
+        free &= self.pos < self.n_past - max(int(n_recent), 0)  # a small integer of numpy's would overflow
         if self.pins:
             free &= ~self.pinned()
         return free

@@ -124,17 +124,25 @@ CATALOG = {
 def models_dir() -> Path:
     """The folder fetched models lie in: $H2O_GGUF_MODELS, or the user's cache folder."""
     given = os.environ.get(MODELS_DIR_VARIABLE)
-    return Path(given).expanduser() if given else platformdirs.user_cache_path("h2o-gguf", False) / "models"
+    return (
+        Path(os.path.expanduser(given))
+        if given
+        else platformdirs.user_cache_path("h2o-gguf", False) / "models"
+    )
 
 
 def entry(name: str) -> CatalogModel:
     """The catalog's entry of this name, in any case.  Raises ModelFileError, with the names there are."""
     model = CATALOG.get(name.lower())
     if model is None:
-        near = difflib.get_close_matches(name.lower(), CATALOG, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise ModelFileError(name, f"no such file, and {hint}the catalog has {', '.join(CATALOG)}")
+        raise ModelFileError(name, f"there is no such model: {_others(name)}")
     return model
+
+
+def _others(name: str) -> str:
+    near = difflib.get_close_matches(name.lower(), CATALOG, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return f"{hint}the catalog has {', '.join(CATALOG)}"
 
 
 def path(name: str) -> Path:
@@ -182,6 +190,8 @@ def resolve(name_or_path: str | os.PathLike[str] | None = None) -> Path:
     Raises ModelFileError: a name not fetched yet, or neither a file nor a name.
     """
     text = os.fspath(name_or_path) if name_or_path is not None else DEFAULT_MODEL
+    if not text:
+        raise ModelFileError(text, "the name is empty; name a GGUF file or one of the catalog's models")
     if text.lower() in CATALOG:
         where = path(text)
         if not where.is_file():
@@ -189,11 +199,10 @@ def resolve(name_or_path: str | os.PathLike[str] | None = None) -> Path:
                 text, f"it is not here yet; fetch it with: h2o-gguf models fetch {text.lower()}"
             )
         return where
-    where = Path(text).expanduser()
-    if where.exists() or where.name != text or where.suffix.lower() == ".gguf":
+    where = Path(os.path.expanduser(text))
+    if os.path.exists(where) or where.name != text or where.suffix.lower() == ".gguf":
         return where  # opening it says what is wrong with it
-    entry(text)
-    return where
+    raise ModelFileError(text, f"there is no such file, and no such model: {_others(text)}")
 
 
 def _tree_bytes(folder: Path) -> int:

@@ -27,6 +27,7 @@ VERSIONS = (2, 3)
 # Arrays longer than this (vocabulary, scores, merges) are counted, not decoded.
 LONGEST_ARRAY = 4096
 MAX_DIMS = 4
+LARGEST = (1 << 31) - 1  # llama.cpp's sizes are 32 bits wide, its positions and layers signed
 
 _STRING, _ARRAY = 8, 9
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -74,6 +75,26 @@ class Header:
     def get(self, key: str, default: Any = None) -> Any:
         """The value of `<architecture>.<key>`, or the default."""
         return self.metadata.get(f"{self.architecture}.{key}", default)
+
+    def number(self, key: str, default: int | None = None, *, low: int = 0, high: int = LARGEST) -> int:
+        """The whole number `<architecture>.<key>`, or the default.
+
+        Raises ModelFileError: it is missing without a default, no number, or not within low .. high.
+        """
+        value = self.get(key, default)
+        if value is None:
+            raise ModelFileError(self.path, f"its metadata lacks {self.architecture}.{key}")
+        return self.checked(f"{self.architecture}.{key}", value, low=low, high=high)
+
+    def checked(self, name: str, value: Any, *, low: int = 0, high: int = LARGEST) -> int:
+        """The value as a whole number.  Raises ModelFileError: it is none, or not within low .. high."""
+        if not isinstance(value, (bool, int, float)):
+            raise ModelFileError(self.path, f"{name} is not a number: the file is damaged")
+        if not low <= value <= high:  # not so for NaN either
+            raise ModelFileError(
+                self.path, f"{name} is {value}; {low:,} to {high:,} are legal: the file is damaged"
+            )
+        return int(value)
 
 
 class _Cursor:

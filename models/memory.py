@@ -13,6 +13,7 @@ from h2o_gguf.models.shape import ModelShape
 __all__ = [
     "CACHE_TYPES",
     "CELL_PAD",
+    "MAX_CELLS",
     "MemoryBytes",
     "kv_bytes",
     "memory_bytes",
@@ -21,6 +22,7 @@ __all__ = [
 ]
 
 CELL_PAD = 256  # llama.cpp rounds the number of cells up to a multiple of this
+MAX_CELLS = (1 << 31) - CELL_PAD  # cells and positions are signed 32-bit numbers
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_0", "q5_1", "q4_0", "q4_1", "iq4_nl")
 
 

@@ -14,9 +14,13 @@ from typing import Literal
 from h2o_gguf.errors import ModelFileError
 from h2o_gguf.models import architectures as arch
 from h2o_gguf.models.header import Header, LongArray, read_header
+from h2o_gguf.models.limits import check_limits
 from h2o_gguf.models.windows import windows_of
 
 __all__ = ["MemoryKind", "ModelShape", "RopeKind", "read_shape", "shape_of"]
+
+MAX_LAYERS = 512  # llama.cpp's
+MAX_WIDTH = 1 << 16  # heads of a layer, values of a head: many times what any model has
 
 RopeKind = Literal["none", "norm", "neox", "mrope", "imrope"]
 MemoryKind = Literal["kv", "iswa", "hybrid", "hybrid-iswa", "recurrent", "special", "none"]
@@ -107,7 +111,8 @@ def read_shape(path: str | os.PathLike[str]) -> ModelShape:
 
 
 def shape_of(header: Header) -> ModelShape:
-    """The shape of the model this header describes.  Raises ModelFileError where facts are missing."""
+    """The shape of the model this header describes.  Raises ModelFileError: facts are missing or absurd."""
+    check_limits(header)
     return _Reader(header).shape()
 
 
@@ -119,15 +124,14 @@ class _Reader:
     def fail(self, reason: str) -> ModelFileError:
         return ModelFileError(self.header.path, reason)
 
-    def number(self, key: str, default: int | None = None) -> int:
-        value = self.header.get(key, default)
-        if isinstance(value, (bool, int, float)):
-            return int(value)
-        if value is None:
-            raise self.fail(f"its metadata lacks {self.name}.{key}")
-        raise self.fail(f"{self.name}.{key} is not a number")
+    def number(self, key: str, default: int | None = None, **limits: int) -> int:
+        return self.header.number(key, default, **limits)
 
-    def per_layer(self, key: str, n: int, default: tuple[int, ...]) -> tuple[int, ...]:
+    def width(self, key: str, default: int | None = None) -> int:
+        """Values of one head."""
+        return self.number(key, default, high=MAX_WIDTH)
+
+    def per_layer(self, key: str, n: int, default: tuple[int, ...], **limits: int) -> tuple[int, ...]:
         """A number for all layers, or an array of at least n; layers behind it are 0."""
         value = self.header.get(key)
         if value is None:
@@ -135,38 +139,32 @@ class _Reader:
         if isinstance(value, tuple):
             if len(value) < n:
                 raise self.fail(f"{self.name}.{key} has {len(value)} values for {n} layers")
-            return tuple(int(v) for v in value[:n])
-        return (self.number(key),) * n
+            return tuple(self.header.checked(f"{self.name}.{key}", v, **limits) for v in value[:n])
+        return (self.number(key, **limits),) * n
 
     def shape(self) -> ModelShape:
         header, name = self.header, self.name
-        n_all = self.number("block_count")
-        if not 0 < n_all <= 512:
-            raise self.fail(f"{name}.block_count is {n_all}; 1 to 512 layers are legal")
-        n_layer = n_all - self.number("nextn_predict_layers", 0)
-        if n_layer < 0:
-            raise self.fail(f"{name}.nextn_predict_layers is larger than the {n_all} layers")
-        n_head = self.per_layer("attention.head_count", n_all, (0,) * n_all)
-        n_head_kv = self.per_layer("attention.head_count_kv", n_all, n_head)
+        n_all = self.number("block_count", low=1, high=MAX_LAYERS)
+        n_layer = n_all - self.number("nextn_predict_layers", 0, high=n_all)
+        n_head = self.per_layer("attention.head_count", n_all, (0,) * n_all, high=MAX_WIDTH)
+        n_head_kv = self.per_layer("attention.head_count_kv", n_all, n_head, high=MAX_WIDTH)
         n_ff = self.per_layer("feed_forward_length", n_all, (0,) * n_all)
-        n_embd = self.number("embedding_length")
-        n_ctx = self.number("context_length")
-        if min((n_embd, n_ctx, *n_head, *n_head_kv)) < 0:
-            raise self.fail(f"a size in {name}.* is negative")
+        n_embd = self.number("embedding_length", low=1)
+        n_ctx = self.number("context_length", low=1)
 
         if name == "nanbeige":  # its layers run several times, each pass with a cache of its own
-            loops = max(1, self.number("num_loops", 1))
+            loops = max(1, self.number("num_loops", 1, high=MAX_LAYERS // n_all))
             n_head, n_head_kv, n_ff = n_head * loops, n_head_kv * loops, n_ff * loops
             n_layer = n_all = n_all * loops
 
         dim = n_embd // n_head[0] if n_head[0] else 0
-        dim_k = self.number("attention.key_length", dim) if n_head[0] else 0
-        dim_v = self.number("attention.value_length", dim) if n_head[0] else 0
+        dim_k = self.width("attention.key_length", dim) if n_head[0] else 0
+        dim_v = self.width("attention.value_length", dim) if n_head[0] else 0
         if name == "plamo2":
-            dim_k = self.number("attention.key_length", dim_k)
-            dim_v = self.number("attention.value_length", dim_v)
+            dim_k = self.width("attention.key_length", dim_k)
+            dim_v = self.width("attention.value_length", dim_v)
         if name == "kimi-k3":
-            dim_v = self.number("attention.kv_lora_rank")
+            dim_v = self.width("attention.kv_lora_rank")
         n_rot = self.number("rope.dimension_count", dim_k) if n_head[0] else 0
         if name == "step35":
             n_rot //= 2
@@ -180,8 +178,10 @@ class _Reader:
         if name == "gemma3n":
             n_kv = min(20, n_all)
         elif name == "gemma4":
-            n_kv = n_all - self.number("attention.shared_kv_layers", 0)
+            n_kv = n_all - self.number("attention.shared_kv_layers", 0, high=n_all)
         rope = self.rope()
+        if n_head[0] and rope != "none" and (n_rot % 2 or not 0 < n_rot <= dim_k):
+            raise self.fail(f"it rotates {n_rot} of the {dim_k} values of a head: the file is damaged")
         tensors = header.tensors
         kda = self.number("kda.head_dim", 0)
         return ModelShape(
@@ -192,13 +192,13 @@ class _Reader:
             n_embd=n_embd,
             n_vocab=self.vocabulary(),
             n_ctx_train=n_ctx,
-            n_ctx_orig=self.number("rope.scaling.original_context_length", n_ctx),
+            n_ctx_orig=self.number("rope.scaling.original_context_length", n_ctx) or n_ctx,
             n_head=n_head,
             n_head_kv=n_head_kv,
             head_dim_k=dim_k,
             head_dim_v=dim_v,
-            head_dim_k_swa=self.number("attention.key_length_swa", dim_k),
-            head_dim_v_swa=self.number("attention.value_length_swa", dim_v),
+            head_dim_k_swa=self.width("attention.key_length_swa", dim_k),
+            head_dim_v_swa=self.width("attention.value_length_swa", dim_v),
             n_swa=n_swa if any(swa) else 0,
             swa_layers=swa,
             recurrent_layers=recurrent,
@@ -222,7 +222,7 @@ class _Reader:
             file_type=self.file_type(),
             n_file_bytes=header.n_file_bytes,
             has_chat_template="tokenizer.chat_template" in header.metadata,
-            n_splits=max(1, int(header.metadata.get("split.count", 1))),
+            n_splits=max(1, header.checked("split.count", header.metadata.get("split.count", 1))),
         )
 
     def vocabulary(self) -> int:

@@ -8,7 +8,9 @@ from h2o_gguf.errors import UnsupportedModelError
 from h2o_gguf.models import architectures as arch
 from h2o_gguf.models.shape import ModelShape
 
-__all__ = ["Support", "require_support", "support"]
+__all__ = ["Support", "cannot_generate", "require_support", "support"]
+
+SHORTEST = 16  # positions
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,12 @@ def require_support(shape: ModelShape) -> Support:
     return verdict
 
 
+def cannot_generate(shape: ModelShape) -> str:
+    """Why text cannot be generated token by token, in words; "" where it can."""
+    others = arch.ENCODER | arch.DIFFUSION | arch.ENCODER_DECODER | arch.DRAFT
+    return _refusal(shape) if shape.architecture in others or not shape.is_causal else ""
+
+
 def _refusal(shape: ModelShape) -> str:
     name = shape.architecture
     if shape.memory == "recurrent":
@@ -74,6 +82,8 @@ def _refusal(shape: ModelShape) -> str:
             f"only its first {shape.n_layer_kv} of {shape.n_layer} layers have a cache and the others read "
             "theirs; eviction for shared layers is not built yet"
         )
+    if _n_pos_max(shape) < SHORTEST:
+        return f"its context of {_n_pos_max(shape)} tokens leaves no room for what is kept and a batch"
     if not shape.full_layers:
         windowed = "every attention layer has a sliding window, so its cache does not grow"
         return windowed if any(shape.swa_layers) else "none of its layers has a KV cache"

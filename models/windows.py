@@ -60,16 +60,12 @@ def windows_of(header: Header, n_layer: int, n_all: int) -> tuple[int, tuple[boo
     """
     name = header.architecture
     none = (False,) * n_all
-    given = header.get("attention.sliding_window")
-    n_given = int(given) if isinstance(given, (int, float)) else None
     if name == "lfm2":
-        return n_given or 0, none
+        return header.number("attention.sliding_window", 0), none
     rule = _RULES.get(name)
     if rule is None or (name == "exaone4" and n_layer != 64):
         return 0, none
-    n_swa = rule.n_swa if n_given is None else n_given
-    if name == "smallthinker" and n_given is None:
-        n_swa = 0
+    n_swa = header.number("attention.sliding_window", 0 if name == "smallthinker" else rule.n_swa)
     if n_swa <= 0:
         return 0, none
     if rule.is_fixed:
@@ -89,6 +85,6 @@ def _layers(header: Header, rule: _Rule, n_layer: int, n_all: int) -> tuple[bool
         return flags + (False,) * (n_all - len(flags))
     if pattern is None and rule.has_array:
         raise ModelFileError(header.path, f"it lacks {header.architecture}.attention.sliding_window_pattern")
-    every = rule.every if pattern is None else int(pattern)
+    every = header.number("attention.sliding_window_pattern", rule.every)
     spare = 0 if rule.dense_first else every - 1
     return tuple(il < n_layer and (every == 0 or il % every != spare) for il in range(n_all))

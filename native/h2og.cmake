@@ -24,7 +24,7 @@ endif()
 target_link_libraries(h2og PRIVATE h2og-options)
 target_compile_definitions(h2og PRIVATE LLAMA_BUILD)
 
-# One kernel an instruction set, chosen when it runs; everything else is for the base of the architecture.
+# One kernel an instruction set, chosen when it runs; everything else of ours is for the base of the architecture.
 if(NOT MSVC)
     target_compile_options(h2og PRIVATE -ffp-contract=fast)
     if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
@@ -34,6 +34,43 @@ if(NOT MSVC)
             "-march=x86-64-v4;-Wno-uninitialized;$<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>")
     endif()
 endif()
+
+# The instructions ggml's CPU backend is compiled for.
+set(cpu_options "")
+if(NOT MSVC AND GGML_NATIVE)
+    include(CheckCXXCompilerFlag)
+    check_cxx_compiler_flag(-march=native H2OG_HAS_MARCH_NATIVE)
+    if(H2OG_HAS_MARCH_NATIVE)
+        set(cpu_options -march=native)
+    endif()
+elseif(NOT MSVC)
+    set(flag_of_SSE42 -msse4.2)
+    foreach(feature ${cpu_features})
+        string(TOLOWER "${feature}" name)
+        if(GGML_${feature} AND DEFINED flag_of_${feature})
+            list(APPEND cpu_options ${flag_of_${feature}})
+        elseif(GGML_${feature})
+            list(APPEND cpu_options -m${name})
+        endif()
+    endforeach()
+endif()
+
+# Their names go into a file beside the libraries: bindings/cpu.py refuses a CPU that lacks one, which would otherwise end
+# the process with an illegal instruction. The compiler knows them best; other CPUs than x86 name none.
+set(H2OG_CPU_FEATURES "${CMAKE_BINARY_DIR}/bin/cpu-features.txt")
+set(macros "")
+if(NOT MSVC)
+    separate_arguments(user_options UNIX_COMMAND "${CMAKE_CXX_FLAGS}")
+    execute_process(COMMAND "${CMAKE_CXX_COMPILER}" ${user_options} ${cpu_options} -dM -E -x c++ /dev/null
+        OUTPUT_VARIABLE macros ERROR_QUIET)
+endif()
+string(REGEX MATCHALL "__(SSE3|SSSE3|SSE4_[12]|AVX[0-9A-Z_]*|AMX_[0-9A-Z]+|BMI2?|FMA|F16C|LZCNT|MOVBE|POPCNT|GFNI|VAES)__ 1"
+    names "${macros}")
+list(TRANSFORM names REPLACE "^__(.*)__ 1$" "\\1")
+list(TRANSFORM names TOLOWER)
+list(SORT names)
+list(JOIN names " " names)
+file(CONFIGURE OUTPUT "${H2OG_CPU_FEATURES}" CONTENT "@names@\n" @ONLY)
 
 # Built by default: the libraries, and nothing else of llama.cpp.
 add_custom_target(runtime ALL DEPENDS ${H2OG_LIBRARIES})

@@ -6,6 +6,7 @@
 
 set(vendor h2o_gguf/_vendor)
 install(TARGETS ${H2OG_LIBRARIES} LIBRARY DESTINATION ${vendor}/llama_cpp/lib RUNTIME DESTINATION ${vendor}/llama_cpp/lib)
+install(FILES "${H2OG_CPU_FEATURES}" DESTINATION ${vendor}/llama_cpp/lib)
 install(DIRECTORY "${H2OG_LLAMA_CPP_PYTHON_DIR}/llama_cpp" DESTINATION ${vendor}
     FILES_MATCHING PATTERN "*.py" PATTERN "py.typed" PATTERN "lib" EXCLUDE)
 install(FILES "${H2OG_LLAMA_CPP_PYTHON_DIR}/LICENSE.md" DESTINATION ${vendor} RENAME LICENSE-llama-cpp-python.md)

@@ -20,6 +20,15 @@ OpenTerminal = Callable[..., "Terminal"]
 PROMPT = r"^> ?\Z"  # the last line of the screen
 
 
+def assert_refused(done: subprocess.CompletedProcess[str], code: int, *words: str) -> None:
+    """The command said why, on stderr, without a traceback."""
+    assert done.returncode == code, done.stderr
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+    for word in words:
+        assert word in done.stderr
+
+
 def require_tmux() -> None:
     """Skip without tmux."""
     if shutil.which("tmux") is None:

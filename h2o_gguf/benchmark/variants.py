@@ -9,7 +9,7 @@ from typing import Any
 from h2o_gguf.bindings.library import FILE
 from h2o_gguf.errors import OptionError
 from h2o_gguf.models import ModelShape, support
-from h2o_gguf.models.memory import pad_cells
+from h2o_gguf.models.memory import CACHE_TYPES, pad_cells
 from h2o_gguf.sizes import N_BATCH, CacheOptions, plan_model_sizes
 
 __all__ = [
@@ -63,6 +63,9 @@ class Settings:
         for n in self.histories:
             if n <= SHORT:
                 raise OptionError(f"a history of {n} tokens is too short: more than {SHORT}", "histories")
+        for name in ("type_k", "type_v"):
+            if (value := getattr(self, name)) not in CACHE_TYPES:
+                raise OptionError(f"{name} is {value!r}: a cache can be {', '.join(CACHE_TYPES)}", name)
         if self.repeats < 1:
             raise OptionError(f"{self.repeats} repetitions measure nothing: 1 or more", "repeats")
         if self.stock is not None and not (self.stock / FILE).is_file():
@@ -128,6 +131,7 @@ def make_plan(variant: Variant, n: int, model: str, shape: ModelShape, settings:
     """What a history of n tokens takes, as H2OLlama plans it.  Raises: UnsupportedModelError, BudgetError."""
     from h2o_gguf import loading
     from h2o_gguf.native import high
+    from h2o_gguf.options import KV_TYPES
 
     cache: dict[str, Any] | None = None
     if variant.share is None:
@@ -149,8 +153,8 @@ def make_plan(variant: Variant, n: int, model: str, shape: ModelShape, settings:
         "n_cells": n_cells,
         "n_ubatch": n_ubatch,
         "n_threads": settings.n_threads or loading.default_threads(),
-        "type_k": loading.kv_type(settings.type_k, "type_k"),
-        "type_v": loading.kv_type(settings.type_v, "type_v"),
+        "type_k": KV_TYPES[settings.type_k],
+        "type_v": KV_TYPES[settings.type_v],
         "library": str(settings.stock) if is_other else None,
         "python_path": str(Path(high.__file__).parent.parent),
         "cache": cache,

@@ -2,6 +2,7 @@
 #include "attention-plan.h"
 
 #include <algorithm>
+#include <atomic>
 
 namespace h2og {
 
@@ -12,10 +13,12 @@ extern const Kernel kernel_avx2, kernel_avx512;
 
 namespace {
 
-constexpr int32_t FEW_QUERIES  = 8;    // up to this many, the cells are split among threads
-constexpr int32_t SPLIT_CELLS  = 256;
-constexpr int32_t N_TILE_ROW   = 32;   // rows whose logits of a few thousand cells stay in a core's cache
-constexpr int32_t N_PART       = 4;
+constexpr int32_t FEW_QUERIES     = 8;    // up to this many, the cells are split among threads
+constexpr int32_t SPLIT_CELLS     = 256;
+constexpr int32_t NARROW_ROWS     = 8;    // rows of a KV head from which on they fill vectors
+constexpr int32_t N_TILE_ROW      = 32;   // rows whose logits of a few thousand cells stay in a core's cache
+constexpr int32_t PARTS_OF_THREAD = 2;    // parts the combining work of a KV head is cut into
+constexpr size_t  LINE            = 16;   // floats of a cache line
 
 constexpr int32_t round_up(int32_t n, int32_t to) { return (n + to - 1)/to*to; }
 
@@ -45,18 +48,18 @@ Plan::Plan(const Attention & a, int32_t lanes) {
     n_split_cells = is_few ? std::min(a.n_cells, SPLIT_CELLS) : a.n_cells;
     n_split       = (a.n_cells + n_split_cells - 1)/n_split_cells;
     n_unit        = a.n_stream*n_tile*n_split*a.n_head_kv;
-    n_part        = N_PART;
-    is_wide       = n_tile_row > lanes/2;
-    width         = is_wide ? round_up(n_tile_row, lanes) : n_tile_row;
+    is_wide       = n_tile_row > NARROW_ROWS;
+    n_joint       = is_wide ? 1 : a.n_head_kv;
+    width         = round_up(n_tile_row, lanes);
     dim_k         = round_up(a.head_dim_k, lanes);
     dim_v         = round_up(a.head_dim_v, lanes);
-    k_row_bytes   = ggml_row_size(a.type_k, a.head_dim_k);
-    v_row_bytes   = a.v_element == 0 ? ggml_row_size(a.type_v, a.head_dim_v) : 0;
     logit_stride  = round_up(n_split_cells, BLOCK);
     total_at      = width;
     out_at        = total_at + width;
     rest_at       = out_at + size_t(n_tile_row)*dim_v;
-    unit_floats   = rest_at + (a.scores == nullptr ? 0 : n_split == 1 ? a.n_cells : width*logit_stride);
+    n_logit_row   = is_wide ? width : n_tile_row;
+    unit_floats   = rest_at + (a.scores == nullptr ? 0 : n_split == 1 ? a.n_cells : n_logit_row*logit_stride);
+    unit_floats   = (unit_floats + LINE - 1)/LINE*LINE;
 }
 
 Unit Plan::unit(const Attention & a, int32_t i) const {
@@ -73,12 +76,12 @@ Unit Plan::unit(const Attention & a, int32_t i) const {
 
 Scratch::Scratch(const Plan & p, std::vector<float> & memory) {
     const std::pair<float **, size_t> parts[] = {
-        { &q, size_t(p.width)*p.dim_k }, { &k, size_t(BLOCK)*p.dim_k }, { &v, size_t(BLOCK)*p.dim_v },
-        { &logits, p.logit_stride*p.width }, { &mask, size_t(p.n_tile_row + 1)*BLOCK }, 
+        { &q, size_t(p.n_joint)*p.width*p.dim_k }, { &k, size_t(BLOCK)*p.dim_k }, { &v, size_t(BLOCK)*p.dim_v },
+        { &logits, p.n_joint*p.logit_stride*p.n_logit_row }, { &mask, size_t(p.n_tile_row + 1)*BLOCK }, 
         { &weight, p.width }, { &factor, size_t(p.n_split)*p.width },
+        { &tops, (p.logit_stride/(STRETCH*BLOCK) + 1)*p.width },
         { &is_hidden, p.logit_stride/BLOCK },
     };
-    constexpr size_t LINE = 16;
     size_t n = LINE;
     for (const auto & part : parts) {
         n += (part.second + LINE - 1)/LINE*LINE;
@@ -93,7 +96,44 @@ Scratch::Scratch(const Plan & p, std::vector<float> & memory) {
     }
 }
 
-FusedAttention::FusedAttention(const Attention & a, const Kernel & kernel) : kernel(kernel), plan(std::make_unique<Plan>(a, kernel.lanes)) {}
+namespace {
+
+// Hands out 0 .. n - 1, each to one thread: first what lies in a thread's own range, so that what it wrote in one step is
+// in its cache in the next, then what is left of the others'.
+class Shares {
+public:
+    void start() {
+        for (Range & range : ranges) {
+            range.taken.store(0, std::memory_order_relaxed);
+        }
+    }
+
+    template <typename F>
+    void run(int32_t n, int32_t i_thread, int32_t n_thread, const F & f) {
+        const int32_t n_range = std::min(n_thread, N_RANGE);
+        for (int32_t k = 0; k < n_range; ++k) {
+            const int32_t r = (int32_t(int64_t(i_thread)*n_range/n_thread) + k) % n_range;
+            const int32_t first = int32_t(int64_t(n)*r/n_range), end = int32_t(int64_t(n)*(r + 1)/n_range);
+            for (int32_t i; (i = first + ranges[r].taken.fetch_add(1, std::memory_order_relaxed)) < end;) {
+                f(i);
+            }
+        }
+    }
+
+private:
+    static constexpr int32_t N_RANGE = 16;
+    struct alignas(64) Range { std::atomic<int32_t> taken{0}; };
+    Range ranges[N_RANGE];
+};
+
+} // namespace
+
+struct FusedAttention::Work {
+    Shares units, parts;
+};
+
+FusedAttention::FusedAttention(const Attention & a, const Kernel & kernel) :
+    kernel(kernel), plan(std::make_unique<Plan>(a, kernel.lanes)), work(std::make_unique<Work>()) {}
 FusedAttention::FusedAttention(const Attention & a) : FusedAttention(a, *usable_kernels().front()) {}
 FusedAttention::~FusedAttention() = default;
 
@@ -102,30 +142,28 @@ size_t FusedAttention::workspace_floats() const {
 }
 
 void FusedAttention::start() {
-    next_unit = 0;
-    next_part = 0;
+    work->units.start();
+    work->parts.start();
 }
 
-void FusedAttention::attend(const Attention & a, float * workspace) {
+void FusedAttention::attend(const Attention & a, float * workspace, int32_t i_thread, int32_t n_thread) {
     static thread_local std::vector<float> memory;
     const Scratch scratch(*plan, memory);
-    int32_t i = next_unit.fetch_add(1, std::memory_order_relaxed);
-    while (i < plan->n_unit) {
-        const int32_t following = next_unit.fetch_add(1, std::memory_order_relaxed);
-        const Unit unit = plan->unit(a, i), next = plan->unit(a, std::min(following, plan->n_unit - 1));
-        kernel.attend(a, *plan, unit, following < plan->n_unit ? &next : nullptr, workspace + i*plan->unit_floats, scratch);
-        i = following;
-    }
+    const auto compute = plan->is_wide ? kernel.attend_wide : kernel.attend_narrow;
+    work->units.run(plan->n_unit/plan->n_joint, i_thread, n_thread, [&](int32_t i) {
+        i *= plan->n_joint;
+        compute(a, *plan, plan->unit(a, i), workspace + i*plan->unit_floats, scratch);
+    });
 }
 
-void FusedAttention::combine(const Attention & a, const float * workspace) {
+void FusedAttention::combine(const Attention & a, const float * workspace, int32_t i_thread, int32_t n_thread) {
     static thread_local std::vector<float> memory;
     const Scratch scratch(*plan, memory);
-    const int32_t n = a.n_stream*a.n_head_kv*plan->n_part;
-    for (int32_t i; (i = next_part.fetch_add(1, std::memory_order_relaxed)) < n;) {
-        const int32_t head = i/plan->n_part;
-        kernel.combine(a, *plan, workspace, head/a.n_head_kv, head % a.n_head_kv, i % plan->n_part, scratch);
-    }
+    const int32_t n_part = PARTS_OF_THREAD*n_thread;
+    work->parts.run(a.n_stream*n_part*a.n_head_kv, i_thread, n_thread, [&](int32_t i) {
+        const int32_t head = i % a.n_head_kv, part = i/a.n_head_kv % n_part, stream = i/(a.n_head_kv*n_part);
+        kernel.combine(a, *plan, workspace, stream, head, part, n_part, scratch);
+    });
 }
 
 } // namespace h2og

@@ -7,7 +7,6 @@
 
 #include "ggml.h"
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -54,8 +53,9 @@ struct Plan;
 // The kernels this CPU can run, the fastest first.
 std::vector<const Kernel *> usable_kernels();
 
-// The same, fast, in two steps with a barrier between them: after one start(), every thread calls attend, then combine.
-// The result does not depend on how many threads there are, nor on which of them does what.
+// The same, fast, in two steps with a barrier between them: after one start(), each of n_thread threads calls attend, then
+// combine.  A thread begins with its own share of the work and then takes what others have not begun.  The result does not
+// depend on how many threads there are, nor on which of them does what.
 class FusedAttention {
 public:
     explicit FusedAttention(const Attention & a);
@@ -65,13 +65,15 @@ public:
     size_t workspace_floats() const;
 
     void start();
-    void attend (const Attention & a, float * workspace);
-    void combine(const Attention & a, const float * workspace);
+    void attend (const Attention & a, float * workspace, int32_t i_thread, int32_t n_thread);
+    void combine(const Attention & a, const float * workspace, int32_t i_thread, int32_t n_thread);
 
 private:
+    struct Work;
+
     const Kernel & kernel;
     std::unique_ptr<const Plan> plan;
-    std::atomic<int32_t> next_unit{0}, next_part{0};
+    std::unique_ptr<Work> work;
 };
 
 } // namespace h2og

@@ -141,16 +141,16 @@ Attention bind(const Node & node, ggml_tensor * const * src) {
     return a;
 }
 
-void compute_attend(ggml_tensor * dst, int, int, void * userdata) {
+void compute_attend(ggml_tensor * dst, int ith, int nth, void * userdata) {
     const Node & node = *static_cast<const Node *>(userdata);
-    node.fused->attend(bind(node, dst->src), static_cast<float *>(dst->data));
+    node.fused->attend(bind(node, dst->src), static_cast<float *>(dst->data), ith, nth);
 }
 
-void compute_combine(ggml_tensor * dst, int, int, void * userdata) {
+void compute_combine(ggml_tensor * dst, int ith, int nth, void * userdata) {
     const Node & node = *static_cast<const Node *>(userdata);
     Attention a = bind(node, dst->src + 1);
     a.out = static_cast<float *>(dst->data);
-    node.fused->combine(a, static_cast<const float *>(dst->src[0]->data));
+    node.fused->combine(a, static_cast<const float *>(dst->src[0]->data), ith, nth);
 }
 
 void compute_reference(ggml_tensor * dst, int ith, int, void * userdata) {

@@ -149,18 +149,49 @@ H2OG_INLINE vf load_bf16(const uint16_t * p) {
 #endif
 }
 
-H2OG_INLINE vf load_i8(const int8_t * p) {
+H2OG_INLINE vi load_i8(const int8_t * p) {
 #if defined(H2OG_AVX512)
-    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p))));
+    return vi(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p))));
 #elif defined(H2OG_AVX2)
-    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(p))));
+    return vi(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(p))));
 #else
-    vi x;
-    for (int i = 0; i < LANES; ++i) {
-        x[i] = p[i];
-    }
-    return __builtin_convertvector(x, vf);
+    return vi{ p[0], p[1], p[2], p[3] };
 #endif
+}
+
+H2OG_INLINE vi load_u8(const uint8_t * p) {
+#if defined(H2OG_AVX512)
+    return vi(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p))));
+#elif defined(H2OG_AVX2)
+    return vi(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(p))));
+#else
+    return vi{ p[0], p[1], p[2], p[3] };
+#endif
+}
+
+H2OG_INLINE vf to_float(vi x) {
+    return __builtin_convertvector(x, vf);
+}
+
+// Lane i of the result is table[x[i]], of 16 entries.
+H2OG_INLINE vf look_up(const float * table, vi x) {
+#if defined(H2OG_AVX512)
+    return vf(_mm512_permutexvar_ps(__m512i(x), load(table)));
+#elif defined(H2OG_AVX2)
+    const __m256 low  = _mm256_permutevar8x32_ps(load(table), __m256i(x));
+    const __m256 high = _mm256_permutevar8x32_ps(load(table + 8), __m256i(x));
+    return x > 7 ? vf(high) : vf(low);
+#else
+    return vf{ table[x[0]], table[x[1]], table[x[2]], table[x[3]] };
+#endif
+}
+
+// Lane i of the result is i.
+H2OG_INLINE vi lane_numbers() {
+    constexpr int32_t numbers[16] = { 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15 };
+    vi v;
+    memcpy(&v, numbers, sizeof(v));
+    return v;
 }
 
 H2OG_INLINE float half(uint16_t h) {
@@ -195,12 +226,6 @@ H2OG_INLINE vf tanh(vf x) {
     const vf e = exp_nonpositive(-2.0f*magnitude);
     const vf t = (1.0f - e)/(1.0f + e);
     return x < 0.0f ? -t : t;
-}
-
-H2OG_INLINE void prefetch(const char * p, size_t n) {
-    for (size_t i = 0; i < n; i += 64) {
-        __builtin_prefetch(p + i, 0, 2);
-    }
 }
 
 constexpr int32_t round_up(int32_t n, int32_t to) { return (n + to - 1)/to*to; }

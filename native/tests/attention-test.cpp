@@ -43,14 +43,14 @@ void compute(FusedAttention & fused, const Attention & a, int32_t n_thread) {
     const auto on_all_threads = [&](const auto & step) {
         std::vector<std::thread> threads;
         for (int32_t i = 0; i < n_thread; ++i) {
-            threads.emplace_back(step);
+            threads.emplace_back([&step, i] { step(i); });
         }
         for (std::thread & thread : threads) {
             thread.join();
         }
     };
-    on_all_threads([&] { fused.attend(a, workspace.data()); });
-    on_all_threads([&] { fused.combine(a, workspace.data()); });
+    on_all_threads([&](int32_t i) { fused.attend(a, workspace.data(), i, n_thread); });
+    on_all_threads([&](int32_t i) { fused.combine(a, workspace.data(), i, n_thread); });
 }
 
 void run(const Case & c, const Kernel & kernel) {

@@ -5,16 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from cli_harness import RunCli
-
-
-def assert_refused(done: object, code: int, *words: str) -> None:
-    """One line that says why; nothing on stdout; no traceback."""
-    assert done.returncode == code, done.stderr  # type: ignore[attr-defined]
-    assert done.stdout == ""  # type: ignore[attr-defined]
-    assert "Traceback" not in done.stderr  # type: ignore[attr-defined]
-    for word in words:
-        assert word in done.stderr  # type: ignore[attr-defined]
+from cli_harness import RunCli, assert_refused
 
 
 @pytest.mark.parametrize(
@@ -48,6 +39,13 @@ def test_files_that_cannot_be_read_are_usage_errors(cli: RunCli, home: Path) -> 
     assert_refused(cli("run", "-f", home), 2, "folder")
     assert_refused(cli("run", "-f", "binary"), 2, "not text")
     assert_refused(cli("summarize", "missing.txt"), 2, "no such file")
+
+
+def test_an_empty_name_is_said_to_be_empty(cli: RunCli) -> None:
+    for command in (("run", "-f", ""), ("chat", "-f", ""), ("summarize", "")):
+        assert_refused(cli(*command), 2, "cannot read ''", "the name is empty")
+    for command in (("run", "-p", "hi", "-m", ""), ("inspect", "")):
+        assert_refused(cli(*command), 3, "the name is empty")
 
 
 def test_without_a_model_the_command_that_fetches_it_is_named(cli: RunCli) -> None:

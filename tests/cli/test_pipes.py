@@ -68,6 +68,22 @@ def test_a_budget_of_the_environment_gives_way_to_policy_none(cli: RunCli, model
     assert cli(*arguments, "--kv-budget", 300).returncode == 2
 
 
+@pytest.mark.parametrize("flag", ["--kv-budget", "--kv-evict-sink", "--kv-evict-window"])
+def test_a_policy_none_of_the_environment_gives_way_to_a_flag_that_evicts(
+    cli: RunCli, model: Path, flag: str
+) -> None:
+    arguments = ("run", "-m", model, "--json", "-n", 1, "-p", "Hi", "-c", 1024)
+    done = cli(*arguments, flag, 300, H2O_GGUF_POLICY="none")
+    assert done.returncode == 0
+    kv = json.loads(done.stdout)["kv"]
+    assert kv["policy"] == "h2o+" and (flag != "--kv-budget" or kv["budget"] == 300)
+    assert f"$H2O_GGUF_POLICY is none, which does not count with {flag}: the policy is h2o+" in done.stderr
+    both = cli(*arguments, H2O_GGUF_POLICY="none", H2O_GGUF_KV_BUDGET="300")
+    assert json.loads(both.stdout)["kv"]["policy"] == "none"
+    assert "H2O_GGUF_KV_BUDGET is 300" in both.stderr
+    assert cli(*arguments, flag, 300, "--policy", "none", H2O_GGUF_POLICY="h2o").returncode == 2
+
+
 def test_what_was_evicted_is_said_on_stderr(cli: RunCli, model: Path, home: Path) -> None:
     (home / "long.txt").write_text("The fox went to the sea and came back.\n" * 40)
     done = cli("summarize", "long.txt", "-m", model, "--kv-budget", 256, "-n", 8, "-ub", 64)

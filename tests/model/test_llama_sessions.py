@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import pickle
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from llama_harness import english, model_path, open_llama, open_tiny
 
-from h2o_gguf.errors import StateFileError
+from h2o_gguf.errors import BudgetError, StateFileError
+from h2o_gguf.state import FORMAT, HEAD, MAGIC, SIZE
 
 
 @pytest.fixture(scope="module")
@@ -179,17 +183,154 @@ def test_entries_evicted_by_head_are_refused_by_a_policy_that_needs_them_alike(t
             assert other([*evicted.input_ids, *[70] * 100], max_tokens=2)["kv"]["used"] == 64
 
 
-@pytest.mark.parametrize("damage", ["empty", "cut", "foreign", "garbage"])
-def test_damaged_sessions_are_refused_and_the_object_stays_usable(llm: Any, damage: str) -> None:
-    llm.reset()
-    llm("Hello there", max_tokens=2)
-    data = llm.save_state().llama_state
-    broken = {
-        "empty": b"",
-        "cut": data[: len(data) // 2],
-        "foreign": b"GGUF" + data[4:],
-        "garbage": data[:-6000] + b"\xff" * 6000,
-    }[damage]
-    with pytest.raises(StateFileError):
-        llm.load_state(broken)
-    assert llm("Hello there", max_tokens=2)["usage"]["completion_tokens"] == 2
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A tiny model in the middle of a sequence, with pins and evicted entries."""
+    with open_tiny("llama", tmp_path_factory.mktemp("model"), kv_budget=32, pin=[(0, 4)]) as llama:
+        llama("abcdefgh" * 6, max_tokens=4)
+        yield llama
+
+
+@contextmanager
+def unchanged(llama: Any) -> Iterator[None]:
+    """What fails in this block leaves the sequence as it was, bit for bit."""
+    before = llama.save_state().llama_state
+    yield
+    assert llama.save_state().llama_state == before
+
+
+def as_file(*parts: bytes) -> bytes:
+    """Parts under a right checksum, as another program could write them."""
+    body = b"".join(SIZE.pack(len(part)) + part for part in parts)
+    return HEAD.pack(MAGIC, FORMAT, HEAD.size + len(body), hashlib.sha256(body).digest()) + body
+
+
+def parts_of(data: bytes) -> list[bytes]:
+    parts, at = [], HEAD.size
+    while at < len(data):
+        (n,) = SIZE.unpack_from(data, at)
+        parts.append(data[at + SIZE.size : at + SIZE.size + n])
+        at += SIZE.size + n
+    return parts
+
+
+def test_a_session_with_a_flipped_bit_anywhere_is_refused(small: Any) -> None:
+    data = small.save_state().llama_state
+    with unchanged(small):
+        for at in (*range(HEAD.size + 64), *range(HEAD.size + 64, len(data), 997), len(data) - 1):
+            damaged = bytearray(data)
+            damaged[at] ^= 1 << at % 8
+            with pytest.raises(StateFileError):
+                small.load_state(damaged)
+
+
+def test_a_session_of_another_length_is_refused(small: Any) -> None:
+    data = small.save_state().llama_state
+    with unchanged(small):
+        for n in (*range(HEAD.size + 32), *range(HEAD.size + 32, len(data), 991), len(data) - 1):
+            with pytest.raises(StateFileError):
+                small.load_state(data[:n])
+        with pytest.raises(StateFileError, match=f"{len(data) + 1} bytes instead of {len(data)}"):
+            small.load_state(data + b"\0")
+
+
+@pytest.mark.parametrize(
+    "state",
+    [None, 5, "text", ["bytes"], object(), SimpleNamespace(llama_state=None), b"GGUF" * 100,
+     SimpleNamespace(llama_state=b"ggsn" + bytes(200))],
+)  # fmt: skip
+def test_what_is_no_session_is_refused_as_one(small: Any, state: Any) -> None:
+    with unchanged(small), pytest.raises(StateFileError, match="no saved session"):
+        small.load_state(state)
+
+
+def test_a_session_of_another_format_names_both(small: Any) -> None:
+    data = bytearray(small.save_state().llama_state)
+    data[len(MAGIC)] = FORMAT + 1
+    with unchanged(small), pytest.raises(StateFileError, match=f"format {FORMAT + 1}.*format {FORMAT}"):
+        small.load_state(bytes(data))
+
+
+@pytest.mark.parametrize("name", ["facts", "pins", "granularity", "n_evicted"])
+@pytest.mark.parametrize("value", [None, 3, "x", [[1]], ["ab"], {"a": 1}, float("nan")])
+def test_books_of_the_wrong_type_are_refused(small: Any, name: str, value: Any) -> None:
+    books, *rest = parts_of(small.save_state().llama_state)
+    for wrong in ({**json.loads(books), name: value}, value):
+        if (name, value) != ("n_evicted", 3) or wrong is value:
+            with unchanged(small), pytest.raises(StateFileError):
+                small.load_state(as_file(json.dumps(wrong).encode(), *rest))
+    missing = {key: kept for key, kept in json.loads(books).items() if key != name}
+    with unchanged(small), pytest.raises(StateFileError):
+        small.load_state(as_file(json.dumps(missing).encode(), *rest))
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        *itertools.product(range(5), [b"\xff" * 3, b"\x7f" * 4000]),
+        *((part, b"") for part in (0, 1, 3, 4)),  # without logits a session is whole
+    ],
+)
+def test_parts_that_contradict_each_other_are_refused(small: Any, part: int, value: bytes) -> None:
+    parts = parts_of(small.save_state().llama_state)
+    parts[part] = value
+    with unchanged(small), pytest.raises(StateFileError):
+        small.load_state(as_file(*parts))
+    for wrong in (parts[:4], [*parts, b""]):
+        with unchanged(small), pytest.raises(StateFileError):
+            small.load_state(as_file(*wrong))
+
+
+def test_a_session_that_does_not_fit_leaves_the_sequence_as_it_was(small: Any, tmp_path: Path) -> None:
+    build = {"n_ctx_train": 1024}
+    with open_tiny("llama", tmp_path, build=build, policy=None) as long:
+        long("abcdefgh" * 50, max_tokens=1)
+        state = long.save_state()
+    with open_tiny("llama", tmp_path, build=build, policy=None, n_ctx=300) as short:
+        short("abc", max_tokens=2)
+        with unchanged(short), pytest.raises(StateFileError, match=r"401 tokens.*holds 300"):
+            short.load_state(state)
+    with open_tiny("llama", tmp_path, build=build, kv_budget=600) as wide:
+        wide("abcdefgh" * 80, max_tokens=1)
+        state = wide.save_state()
+    with open_tiny("llama", tmp_path, build=build, kv_budget=100, n_batch=32) as narrow:
+        narrow("abc", max_tokens=2)
+        with unchanged(narrow), pytest.raises(StateFileError, match="smaller"):
+            narrow.load_state(state)
+
+
+def test_pins_that_do_not_fit_into_the_budget_are_refused(small: Any, tmp_path: Path) -> None:
+    with open_tiny("llama", tmp_path, kv_budget=100, pin=[(0, 90)], n_recent=4) as wide:
+        wide("abcdefgh" * 20, max_tokens=1)
+        state = wide.save_state()
+    with unchanged(small), pytest.raises(BudgetError, match="budget of 32") as caught:
+        small.load_state(state)
+    assert caught.value.n_pinned > 32
+
+
+def test_a_session_is_refused_where_the_cache_is_laid_out_differently(tmp_path: Path) -> None:
+    with open_tiny("llama", tmp_path, kv_budget=64) as flash:
+        flash("abc", max_tokens=1)
+        state = flash.save_state()
+    with open_tiny("llama", tmp_path, kv_budget=64, flash_attn=False) as plain:
+        plain("abc", max_tokens=1)
+        with unchanged(plain), pytest.raises(StateFileError, match="flash_attn"):
+            plain.load_state(state)
+
+
+@pytest.mark.parametrize("fate", ["deleted", "replaced"])
+def test_a_model_file_that_is_gone_does_not_matter_to_a_loaded_model(tmp_path: Path, fate: str) -> None:
+    with open_tiny("llama", tmp_path, kv_budget=64) as llama:
+        file = Path(llama.model_path)
+        llama("abcdefgh" * 20, max_tokens=2)
+        kept = file.rename(tmp_path / "kept.gguf")
+        if fate == "replaced":
+            file.write_bytes(b"another file")
+        state = llama.save_state()
+        expected = go_on(llama, 8)
+        llama.load_state(state)
+        assert go_on(llama, 8) == expected
+    kept.rename(file)
+    with open_tiny("llama", tmp_path, kv_budget=64) as again:
+        again.load_state(state)
+        assert go_on(again, 8) == expected

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -85,6 +87,23 @@ def test_a_budget_that_leaves_no_room_for_a_batch_is_refused(options: dict[str, 
         plan(**options)
 
 
+@pytest.mark.parametrize(
+    ("options", "hint"),
+    [
+        ({"kv_budget": 8192}, "lower kv_budget to 8191"),
+        ({"kv_budget": 8000, "n_batch": 512}, "lower kv_budget to 7680, or n_batch to 192"),
+        ({"kv_budget": 8000, "n_ubatch": 512}, "lower kv_budget to 7680, or n_ubatch to 192"),
+        ({"kv_budget": 4000, "n_batch": 100_000}, "lower n_batch to 4192"),
+    ],
+)
+def test_what_to_lower_is_named_with_a_number_that_is_taken(options: dict[str, int], hint: str) -> None:
+    with pytest.raises(BudgetError) as caught:
+        plan(**options)
+    assert str(caught.value).endswith(hint)
+    for name, value in re.findall(r"(\w+) to (\d+)", hint):
+        plan(**{**options, name: int(value)})
+
+
 def test_learned_positions_need_no_room_beside_the_budget() -> None:
     sizes = plan(1024, can_renumber=False)
     assert (budget(sizes), sizes.n_pos_max) == (1024, 1024)
@@ -105,6 +124,9 @@ def test_without_eviction_the_context_is_the_limit() -> None:
     sizes = plan(policy="none", n_ctx=300)
     assert (sizes.policy, sizes.n_ctx, sizes.n_ubatch) == (None, 300, 300)
     assert plan(policy=None).n_ctx == TRAIN
+    assert plan(policy=make("none", budget=300)).n_cells == 300
+    with pytest.raises(OptionError, match="n_ctx 400 contradicts the policy's budget 300"):
+        plan(policy=make("none", budget=300), n_ctx=400)
 
 
 @pytest.mark.parametrize("name", ["kv_budget", "heavy_ratio", "n_sink", "n_recent", "granularity"])
@@ -135,11 +157,25 @@ def test_a_policy_object_brings_its_own_numbers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("n_ctx", -1), ("n_batch", 0), ("kv_block", 0), ("n_ubatch", "many")]
+    ("name", "value"),
+    [
+        ("n_ctx", -1),
+        ("n_batch", 0),
+        ("kv_block", 0),
+        ("n_ubatch", "many"),
+        *((name, n) for name in ("n_ctx", "n_batch", "n_ubatch", "kv_block") for n in (2**31, 2**32, 2**64)),
+    ],
 )
 def test_illegal_sizes_are_refused_by_name(name: str, value: Any) -> None:
     with pytest.raises(OptionError, match=name):
         plan(**{name: value})
+
+
+@pytest.mark.parametrize("policy", ["h2o+", None])
+def test_the_longest_context_of_all_has_cells_that_can_be_counted(policy: str | None) -> None:
+    for n_ctx in (0, 2**31 - 256):
+        sizes = plan(2**31 - 1, policy=policy, n_ctx=n_ctx)
+        assert sizes.n_cells == 2**31 - 256 and sizes.n_ctx == sizes.n_cells
 
 
 @given(
@@ -170,3 +206,16 @@ def test_h2o_plus_is_the_default_only_while_nothing_is_asked_for() -> None:
     assert not CacheOptions(kv_budget=100).is_default
     assert not CacheOptions(policy="h2o").is_default
     assert not CacheOptions(policy=make("none", budget=5)).evicts
+
+
+def test_only_the_name_none_means_nobody_not_an_object_that_has_it() -> None:
+    @dataclass(frozen=True)
+    class Mine:
+        budget: int = 64
+        name: str = "none"
+
+        def victims(self, view: Any, n: int) -> Any:
+            raise NotImplementedError
+
+    assert plan(policy=Mine()).policy is not None
+    assert not CacheOptions(policy=" None ").evicts

@@ -14,6 +14,7 @@ SAMPLES = {
     "CacheFullError": (errors.CacheFullError(512, 512), RuntimeError, 4),
     "PolicyError": (errors.PolicyError("it raised", policy="mine"), RuntimeError, 1),
     "OptionError": (errors.OptionError("type_v needs flash_attn", "type_v", "flash_attn"), ValueError, 2),
+    "OutOfMemoryError": (errors.OutOfMemoryError("no", n_bytes=9, n_available=8), MemoryError, 4),
     "UnsupportedModelError": (errors.UnsupportedModelError("mamba", "it has no KV cache"), ValueError, 3),
     "ModelFileError": (errors.ModelFileError("/m.gguf", "it is empty"), OSError, 3),
     "ChecksumError": (errors.ChecksumError("/m.gguf", "aa", "bb"), OSError, 3),

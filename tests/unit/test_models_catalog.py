@@ -26,6 +26,7 @@ from h2o_gguf.models.catalog import (
     resolve,
 )
 from h2o_gguf.models.download import FetchError, fetch
+from h2o_gguf.models.header import read_header
 
 PARTS = [b"GGUF first " * 50_000, b"second " * 1000, b"third"]
 WHOLE = b"".join(PARTS)
@@ -234,6 +235,12 @@ def test_paths_are_taken_as_they_are(folder: Path, tmp_path: Path) -> None:
     assert resolve(tmp_path / "x.gguf") == tmp_path / "x.gguf"
     assert resolve("missing.gguf") == Path("missing.gguf")
     assert resolve("./made-up") == Path("made-up")
+
+
+@pytest.mark.parametrize("name", ["~nobody-of-that-name/m.gguf", "a" * 5000, "folder/" + "a" * 5000, ""])
+def test_names_no_file_can_have_are_refused_like_others(folder: Path, name: str) -> None:
+    with pytest.raises(ModelFileError):
+        read_header(resolve(name))
 
 
 def test_default_folder_is_the_users_cache(monkeypatch: pytest.MonkeyPatch) -> None:
