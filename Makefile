@@ -6,9 +6,11 @@ NATIVE ?= ON
 MODEL  ?= smollm2-135m
 PYTEST_ARGS ?=
 FIGURES ?= fidelity attention chat stream summarize
+BENCH_ARGS ?=
 
 BIN := .venv/bin
 RUNTIME := build/runtime
+STOCK := build/stock
 CODE := h2o_gguf bindings cli models tests scripts
 NATIVE_FILES := CMakeLists.txt $(wildcard scripts/apply_patches.py scripts/fetch_sdist.py) \
 	$(shell find native -type f ! -name '*.md')
@@ -20,7 +22,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup chat model test lint typing sanitize figures wheel clean distclean FORCE
+.PHONY: help setup chat model test lint typing sanitize figures bench wheel clean distclean FORCE
 
 help: ## list the verbs
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | \
@@ -85,6 +87,21 @@ figures: model ## measure what the README shows (hours on two cores; FIGURES="fi
 	for name in $(FIGURES); do \
 		$(BIN)/python scripts/$$name.py $(MODEL) --out docs/figures/$$name || exit 1; \
 	done
+
+# llama.cpp as it is, from the same archive and by its own defaults: the libraries alone.
+PINNED = $(shell sed -nE 's/^set\(H2OG_LLAMA_(VERSION|SHA256) "(.*)"\)/\2/p' native/llama.cmake)
+LIBRARIES_ONLY := $(patsubst %,-DLLAMA_BUILD_%=OFF,COMMON TESTS TOOLS EXAMPLES SERVER APP UI MTMD)
+
+$(STOCK)/stamp: .venv/tools.stamp build/options native/llama.cmake scripts/fetch_sdist.py
+	rm -rf $(STOCK) && mkdir -p $(STOCK)/source
+	sdist=$$($(BIN)/python scripts/fetch_sdist.py $(PINNED) build/sdist) && \
+		tar -xf "$$sdist" -C $(STOCK)/source --strip-components=3 --wildcards '*/vendor/llama.cpp/*'
+	GIT_CEILING_DIRECTORIES=$(CURDIR) $(BIN)/cmake -S $(STOCK)/source -B $(STOCK) -G Ninja $(LIBRARIES_ONLY) $(CMAKE_ARGS)
+	$(BIN)/cmake --build $(STOCK)
+	@touch $@
+
+bench: model $(STOCK)/stamp ## speed beside an unmodified llama.cpp (minutes on two cores; BENCH_ARGS=...)
+	$(BIN)/h2o-gguf bench $(MODEL) --stock $(STOCK)/bin --out docs/figures/bench $(BENCH_ARGS)
 
 wheel: .venv/tools.stamp ## a wheel for any x86-64 with AVX2, in dist
 	CMAKE_ARGS='$(DEFINES) -DGGML_NATIVE=OFF $(CMAKE_ARGS)' $(BIN)/python -m build --wheel --no-isolation \

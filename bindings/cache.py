@@ -75,6 +75,7 @@ class KVCache:
     decay : per token decay of the scores, (0, 1].
     attention : "auto", "fused", "composed", "reference", or "stock" (llama.cpp's own, without scores).
     n_pos_max : rotary positions stay below this; 0: the trained context.
+    is_scored : sum the attention mass of every entry; otherwise scores stay 0.
     seq : the sequence that the methods without an argument of their own speak of.
 
     Raises: BudgetError, OptionError for illegal values; UnsupportedModelError; LibraryError.
@@ -89,12 +90,13 @@ class KVCache:
         decay: float = 1.0,
         attention: str = "auto",
         n_pos_max: int = 0,
+        is_scored: bool = True,
         seq: int = 0,
     ) -> None:
         self._handle: Any = None
         self._lib = library.lib()
         self._seq = seq
-        self._params = self._make_params(budget, block, decay, attention, n_pos_max)
+        self._params = self._make_params(budget, block, decay, attention, n_pos_max, is_scored)
         out = ffi.new("h2og_cache **")
         check(self._lib.h2og_attach(ffi.cast("struct llama_context *", ctx_address), self._params, out))
         self._handle = out[0]
@@ -118,7 +120,9 @@ class KVCache:
         self.layer_ids = self.view().layer_ids
 
     @staticmethod
-    def _make_params(budget: int, block: int, decay: float, attention: str, n_pos_max: int) -> Any:
+    def _make_params(
+        budget: int, block: int, decay: float, attention: str, n_pos_max: int, is_scored: bool
+    ) -> Any:
         for name, value, low in (("budget", budget, 0), ("block", block, 1), ("n_pos_max", n_pos_max, 0)):
             if isinstance(value, bool) or not isinstance(value, int | np.integer) or not low <= value < 2**31:
                 text = f"{name} is {value!r}: it must be a whole number from {low} on"
@@ -132,6 +136,7 @@ class KVCache:
         params = ffi.new("h2og_params *")
         params.budget, params.block, params.decay = budget, block, decay
         params.attention, params.n_pos_max = ATTENTIONS.index(attention), n_pos_max
+        params.is_scored = bool(is_scored)
         return params
 
     # Lifetime
@@ -244,10 +249,17 @@ class KVCache:
     # Eviction
 
     def set_params(
-        self, *, budget: int, block: int, decay: float, attention: str = "auto", n_pos_max: int = 0
+        self,
+        *,
+        budget: int,
+        block: int,
+        decay: float,
+        attention: str = "auto",
+        n_pos_max: int = 0,
+        is_scored: bool = True,
     ) -> None:
         """Change what was given to the constructor.  Raises as it does."""
-        self._params = self._make_params(budget, block, decay, attention, n_pos_max)
+        self._params = self._make_params(budget, block, decay, attention, n_pos_max, is_scored)
         check(self._lib.h2og_set_params(self.handle, self._params))
 
     def set_query_weights(self, weights: NDArray[np.float32] | None) -> None:

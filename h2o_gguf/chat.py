@@ -5,15 +5,19 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pydantic import InstanceOf
+
 from h2o_gguf.cancel import CancelToken
 from h2o_gguf.chat_template import ChatTemplate
+from h2o_gguf.checked import checked
 from h2o_gguf.documents import Document
 from h2o_gguf.errors import OptionError
+from h2o_gguf.kinds import Integer, Spans, Text
 from h2o_gguf.lock import Turn as CallTurn
 from h2o_gguf.pieces import Tokenizer
 from h2o_gguf.reply import FinishReason, Reply, write_reply
@@ -68,16 +72,17 @@ class ChatSession:
     pins_system : whether the cache has a system message that is never evicted.
     """
 
+    @checked
     def __init__(
         self,
         llm: Any,
         *,
-        system: str | None = None,
-        sampling: SamplingOptions | None = None,
-        seed: int | None = None,
-        max_tokens: int | None = N_PREDICT,
-        pin: Sequence[tuple[int, int]] = (),
-        template: ChatTemplate | None = None,
+        system: Text | None = None,
+        sampling: InstanceOf[SamplingOptions] | None = None,
+        seed: Integer | None = None,
+        max_tokens: Integer | None = N_PREDICT,
+        pin: Spans = (),
+        template: InstanceOf[ChatTemplate] | None = None,
     ) -> None:
         """llm : H2OLlama.  seed : None draws anew each time.  max_tokens : of a reply; None no limit.
 

@@ -9,17 +9,37 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
+from pydantic import InstanceOf
+
 from h2o_gguf.cancel import CancelToken
+from h2o_gguf.checked import checked
 from h2o_gguf.completion import Outcome, Piece, Request, Response, complete
 from h2o_gguf.drafts import Draft
-from h2o_gguf.engine import Engine, Progress
+from h2o_gguf.engine import Engine
 from h2o_gguf.errors import ContextOverflowError, OptionError
 from h2o_gguf.eviction import Span
+from h2o_gguf.kinds import Callback, Count, Int32, Integer, Number, Spans, Switch, Text, Texts
 from h2o_gguf.lock import Turn
+from h2o_gguf.messages import check_choice
 from h2o_gguf.native import high
+from h2o_gguf.options import (
+    Bias,
+    FunctionCall,
+    Functions,
+    Grammar,
+    Messages,
+    Mirostat,
+    Processors,
+    Prompt,
+    RepeatPenalty,
+    ResponseFormat,
+    ToolChoice,
+    Tools,
+)
 from h2o_gguf.prompt import completion_tokens, find_text, has_infill, one_bos
 from h2o_gguf.report import KVReport
 from h2o_gguf.sampling import SamplingOptions
+from h2o_gguf.templates import check_format
 from h2o_gguf.vocab import Vocab
 
 __all__ = ["Completions"]
@@ -33,7 +53,10 @@ class Completions:
     """create_completion, create_chat_completion and their kin."""
 
     cache: Any
+    chat_format: str | None
+    chat_handler: Any
     model_path: str
+    _chat_handlers: Mapping[str, Any]
     spm_infill: bool
     _chat: threading.local
     _pin: str | tuple[Span, ...] | None
@@ -43,37 +66,38 @@ class Completions:
         """The state of the KV cache."""
         return self.engine.report()
 
+    @checked
     def create_completion(
         self,
-        prompt: str | Sequence[int],
-        suffix: str | None = None,
-        max_tokens: int | None = None,
-        temperature: float = 0.8,
-        top_p: float = 0.95,
-        min_p: float = 0.05,
-        typical_p: float = 1.0,
-        logprobs: int | None = None,
-        echo: bool = False,
-        stop: str | Sequence[str] | None = None,
-        frequency_penalty: float = 0.0,
-        presence_penalty: float = 0.0,
-        repeat_penalty: float = 1.0,
-        top_k: int = 40,
-        stream: bool = False,
-        seed: int | None = None,
-        tfs_z: float = 1.0,
-        mirostat_mode: int = 0,
-        mirostat_tau: float = 5.0,
-        mirostat_eta: float = 0.1,
-        model: str | None = None,
-        stopping_criteria: Any = None,
-        logits_processor: Any = None,
-        grammar: Any = None,
-        logit_bias: Mapping[Any, float] | None = None,
+        prompt: Prompt,
+        suffix: Text | None = None,
+        max_tokens: Integer | None = None,
+        temperature: Number = 0.8,
+        top_p: Number = 0.95,
+        min_p: Number = 0.05,
+        typical_p: Number = 1.0,
+        logprobs: Count | None = None,
+        echo: Switch = False,
+        stop: Texts | None = None,
+        frequency_penalty: Number = 0.0,
+        presence_penalty: Number = 0.0,
+        repeat_penalty: RepeatPenalty = 1.0,
+        top_k: Int32 = 40,
+        stream: Switch = False,
+        seed: Integer | None = None,
+        tfs_z: Number = 1.0,
+        mirostat_mode: Mirostat = 0,
+        mirostat_tau: Number = 5.0,
+        mirostat_eta: Number = 0.1,
+        model: Text | None = None,
+        stopping_criteria: Callback | None = None,
+        logits_processor: Processors | None = None,
+        grammar: Grammar | None = None,
+        logit_bias: Bias | None = None,
         *,
-        pin: Sequence[Span] | None = None,
-        progress: Progress | None = None,
-        cancel: CancelToken | None = None,
+        pin: Spans | None = None,
+        progress: Callback | None = None,
+        cancel: InstanceOf[CancelToken] | None = None,
     ) -> Any:
         """Continue a text; return an OpenAI-shaped result with a `kv` entry, or an iterator of chunks.
 
@@ -83,6 +107,8 @@ class Completions:
             tokens as the model was trained on.
         stop : the stop that begins earliest in the text wins.
         logprobs : needs no logits_all.
+        grammar : a LlamaGrammar, or GBNF text.
+        logit_bias : keys may be digits, as in JSON.
         pin : spans of the prompt, in tokens, that are never evicted, beside those of the constructor.
         progress : called with (tokens read, tokens to read) after each batch of the prompt.
 
@@ -109,7 +135,7 @@ class Completions:
                 frequency_penalty=frequency_penalty, presence_penalty=presence_penalty,
                 repeat_penalty=repeat_penalty, mirostat_mode=mirostat_mode, mirostat_tau=mirostat_tau,
                 mirostat_eta=mirostat_eta, seed=seed, logits_processor=logits_processor, grammar=grammar,
-                logit_bias={int(token): float(bias) for token, bias in (logit_bias or {}).items()},
+                logit_bias=logit_bias or {},
             ),
             max_tokens=max_tokens,
             stops=[stop] if isinstance(stop, str) else list(stop or ()),
@@ -142,11 +168,56 @@ class Completions:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.create_completion(*args, **kwargs)
 
-    @functools.wraps(high.Llama.create_chat_completion)
-    def create_chat_completion(self, messages: Sequence[Mapping[str, Any]], *args: Any, **kwargs: Any) -> Any:
+    @checked
+    def create_chat_completion(
+        self,
+        messages: Messages,
+        functions: Functions | None = None,
+        function_call: FunctionCall | None = None,
+        tools: Tools | None = None,
+        tool_choice: ToolChoice | None = None,
+        temperature: Number = 0.2,
+        top_p: Number = 0.95,
+        top_k: Int32 = 40,
+        min_p: Number = 0.05,
+        typical_p: Number = 1.0,
+        stream: Switch = False,
+        stop: Texts | None = None,
+        seed: Integer | None = None,
+        response_format: ResponseFormat | None = None,
+        max_tokens: Integer | None = None,
+        presence_penalty: Number = 0.0,
+        frequency_penalty: Number = 0.0,
+        repeat_penalty: RepeatPenalty = 1.0,
+        tfs_z: Number = 1.0,
+        mirostat_mode: Mirostat = 0,
+        mirostat_tau: Number = 5.0,
+        mirostat_eta: Number = 0.1,
+        model: Text | None = None,
+        logits_processor: Processors | None = None,
+        grammar: Grammar | None = None,
+        logit_bias: Bias | None = None,
+        logprobs: Switch | None = None,
+        top_logprobs: Count | None = None,
+    ) -> Any:
+        """Reply to a chat; return an OpenAI-shaped result with a `kv` entry, or an iterator of chunks.
+
+        Parameters are llama_cpp.Llama.create_chat_completion's, except:
+
+        messages : content may be a list of parts; where the chat format reads texts only, text parts are
+            joined by newlines, and others are refused.
+        grammar, logit_bias, max_tokens : as create_completion's.
+
+        Raises: what create_completion raises; ChatTemplateError, the model's template refuses the messages.
+        """
+        options = {name: value for name, value in locals().items() if name not in ("self", "messages")}
+        if self.chat_handler is None:
+            check_format(self.chat_format, self._chat_handlers)
+        check_choice(tools or (), functions or (), tool_choice, function_call)
+        options["stop"] = stop if isinstance(stop, str) else list(stop or ())
         call = _Chat(messages)
         with call.current(self._chat):
-            result = high.Llama.create_chat_completion(self, messages, *args, **kwargs)
+            result = high.Llama.create_chat_completion(self, messages, **options)
         if isinstance(result, dict):
             return {**result, "kv": call.kv}
         return call.with_kv(result, self._chat)

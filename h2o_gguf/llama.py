@@ -5,34 +5,51 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
-import inspect
 import logging
-import os
 import random
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
+from typing_extensions import Unpack
 
 from h2o_gguf import loading
 from h2o_gguf.cancel import CancelToken
+from h2o_gguf.checked import checked
 from h2o_gguf.completions import Completions
 from h2o_gguf.context import Context
 from h2o_gguf.engine import UNBOUNDED, Engine
 from h2o_gguf.errors import ClosedError, OptionError, UnsupportedModelError
-from h2o_gguf.eviction import NativeCache, Span
+from h2o_gguf.eviction import NativeCache
 from h2o_gguf.host_memory import require_bytes
+from h2o_gguf.kinds import Callback, Int32, Integer, Number, Path, Positive, Switch, Text
 from h2o_gguf.lock import CallLock, Gone
 from h2o_gguf.lowlevel import LowLevel
-from h2o_gguf.models import memory_bytes
+from h2o_gguf.models import cannot_generate, memory_bytes, read_header, shape_of
 from h2o_gguf.native import C, high, native_log
-from h2o_gguf.policies import Policy
+from h2o_gguf.options import (
+    KV_TYPES,
+    Attention,
+    CacheType,
+    ContextKeywords,
+    ContextSize,
+    GpuLayers,
+    Granularity,
+    LlamaKeywords,
+    ModelKeywords,
+    Numa,
+    PenaltyWindow,
+    Pin,
+    PolicyChoice,
+    Threads,
+    Tokenizer,
+)
 from h2o_gguf.sessions import Sessions, fingerprint
 from h2o_gguf.sizes import CacheOptions, Sizes, plan_model_sizes, plan_sizes
-from h2o_gguf.templates import guess_format, template_handlers
+from h2o_gguf.templates import chat_handlers, check_format, guess_format, template_names
 from h2o_gguf.vocab import NO_TOKEN, Vocab
 
 __all__ = ["H2OLlama"]
@@ -40,22 +57,6 @@ __all__ = ["H2OLlama"]
 logger = logging.getLogger(__name__)
 
 RANDOM_SEED = 0xFFFFFFFF  # llama.cpp's mark for "choose one"
-ROPE_OPTIONS = (
-    "rope_scaling_type", "pooling_type", "attention_type", "rope_freq_base", "rope_freq_scale",
-    "yarn_ext_factor", "yarn_attn_factor", "yarn_beta_fast", "yarn_beta_slow", "yarn_orig_ctx",
-)  # fmt: skip
-MODEL_OPTIONS = (
-    "split_mode",
-    "main_gpu",
-    "tensor_split",
-    "vocab_only",
-    "use_mmap",
-    "use_mlock",
-    "kv_overrides",
-)
-CONTEXT_OPTIONS = ("offload_kqv", "op_offload", "swa_full", "no_perf")
-# llama-cpp-python's server passes these to every model; llama.cpp no longer has them.
-FORMER_OPTIONS = {"rpc_servers", "mul_mat_q"}
 
 _alive: weakref.WeakSet[H2OLlama] = weakref.WeakSet()
 
@@ -90,44 +91,45 @@ class H2OLlama(LowLevel, Completions, Sessions, high.Llama):  # type: ignore[mis
         OutOfMemoryError.
     """
 
+    @checked
     def __init__(
         self,
-        model_path: str | os.PathLike[str],
+        model_path: Path,
         *,
-        policy: str | Policy | None = "h2o+",
-        kv_budget: int | None = None,
-        heavy_ratio: float | None = None,
-        recent_ratio: float | None = None,
-        n_sink: int | None = None,
-        n_recent: int | None = None,
-        pin: str | Sequence[Span] | None = None,
-        granularity: str | None = None,
-        kv_block: int = 64,
-        attention: str = "auto",
-        n_ctx: int = 0,
-        n_batch: int | None = None,
-        n_ubatch: int | None = None,
-        n_threads: int | None = None,
-        n_threads_batch: int | None = None,
-        n_gpu_layers: int = 0,
-        flash_attn: bool = True,
-        type_k: int | str | None = None,
-        type_v: int | str | None = None,
-        seed: int | None = None,
-        logits_all: bool = False,
-        embedding: bool = False,
-        last_n_tokens_size: int = 64,
-        chat_format: str | None = None,
-        chat_handler: Any = None,
-        draft_model: Any = None,
-        tokenizer: Any = None,
-        lora_base: str | None = None,
-        lora_scale: float = 1.0,
-        lora_path: str | None = None,
-        numa: bool | int = False,
-        spm_infill: bool = False,
-        verbose: bool = False,
-        **options: Any,
+        policy: PolicyChoice | None = "h2o+",
+        kv_budget: Int32 | None = None,
+        heavy_ratio: Number | None = None,
+        recent_ratio: Number | None = None,
+        n_sink: Int32 | None = None,
+        n_recent: Int32 | None = None,
+        pin: Pin | None = None,
+        granularity: Granularity | None = None,
+        kv_block: Positive = 64,
+        attention: Attention = "auto",
+        n_ctx: ContextSize = 0,
+        n_batch: Positive | None = None,
+        n_ubatch: Positive | None = None,
+        n_threads: Threads | None = None,
+        n_threads_batch: Threads | None = None,
+        n_gpu_layers: GpuLayers = 0,
+        flash_attn: Switch = True,
+        type_k: CacheType | None = None,
+        type_v: CacheType | None = None,
+        seed: Integer | None = None,
+        logits_all: Switch = False,
+        embedding: Switch = False,
+        last_n_tokens_size: PenaltyWindow = 64,
+        chat_format: Text | None = None,
+        chat_handler: Callback | None = None,
+        draft_model: Callback | None = None,
+        tokenizer: Tokenizer | None = None,
+        lora_base: Path | None = None,
+        lora_scale: Number = 1.0,
+        lora_path: Path | None = None,
+        numa: Numa = False,
+        spm_infill: Switch = False,
+        verbose: Switch = False,
+        **options: Unpack[LlamaKeywords],
     ) -> None:
         given = {
             name: value for name, value in locals().items() if name not in ("self", "options", "__class__")
@@ -136,15 +138,14 @@ class H2OLlama(LowLevel, Completions, Sessions, high.Llama):  # type: ignore[mis
         self._closed = True
         self._stack = ExitStack()
         self._engine: Engine | None = None
-        self._check_names(options)
-        self._pin = self._check_pin(pin)
+        self._pin = pin if pin is None or pin == "system" else tuple(pin)
         cache_options = CacheOptions(
             policy=policy, kv_budget=kv_budget, heavy_ratio=heavy_ratio, recent_ratio=recent_ratio,
             n_sink=n_sink, n_recent=n_recent, granularity=granularity, kv_block=kv_block,
             n_ctx=n_ctx, n_batch=n_batch, n_ubatch=n_ubatch,
         )  # fmt: skip
         self.verbose = verbose
-        self.model_path = os.fspath(model_path)
+        self.model_path = str(model_path)
         self.spm_infill, self.draft_model = spm_infill, draft_model
         self.lora_base, self.lora_scale, self.lora_path = lora_base, lora_scale, lora_path
         self.last_n_tokens_size = last_n_tokens_size
@@ -157,20 +158,22 @@ class H2OLlama(LowLevel, Completions, Sessions, high.Llama):  # type: ignore[mis
         self._chat = threading.local()
         self._rows = np.empty((0, 0), np.single)
         self.set_seed(seed)
-        self.n_threads = loading.check_threads("n_threads", n_threads) or loading.default_threads()
-        self.n_threads_batch = loading.check_threads("n_threads_batch", n_threads_batch) or self.n_threads
+        self.n_threads = n_threads or loading.default_threads()
+        self.n_threads_batch = n_threads_batch or self.n_threads
         self.numa = int(numa)
-        k, v = loading.kv_type(type_k, "type_k"), loading.kv_type(type_v, "type_v")
+        k, v = (int(KV_TYPES["f16"] if number is None else number) for number in (type_k, type_v))
         loading.check_kv_types(k, v, flash_attn)
-        model_options = loading.ModelOptions(
-            n_gpu_layers=n_gpu_layers, **{name: options[name] for name in MODEL_OPTIONS if name in options}
-        )
+        model_options = loading.ModelOptions(n_gpu_layers=n_gpu_layers, **_chosen(ModelKeywords, options))
         self.model_params = model_options.params
         self._model_options = model_options  # owns arrays the parameters point to
-        shape = loading.read_model_shape(self.model_path)
-        self._fingerprint = fingerprint(self.model_path)
+        header = read_header(self.model_path)
+        if chat_format is not None and chat_handler is None:
+            check_format(chat_format, template_names(header.metadata))
+        shape = shape_of(header)
         sizes = self._sizes(cache_options, shape, is_bounded=embedding)
-        names = {number: name for name, number in loading.KV_TYPES.items()}
+        self._no_engine = self._why_no_engine(shape, embedding, model_options.params.vocab_only)
+        self._fingerprint = fingerprint(self.model_path)
+        names = {number: name for name, number in KV_TYPES.items()}
         memory = memory_bytes(
             shape, sizes.n_cells, sizes.n_ubatch, names[k], names[v],
             flash_attn=flash_attn, swa_full=bool(options.get("swa_full")),
@@ -190,8 +193,7 @@ class H2OLlama(LowLevel, Completions, Sessions, high.Llama):  # type: ignore[mis
                 self.context_params = loading.context_params(
                     n_cells=sizes.n_cells, n_ubatch=sizes.n_ubatch, n_threads=self.n_threads,
                     n_threads_batch=self.n_threads_batch, type_k=k, type_v=v, flash_attn=flash_attn,
-                    embedding=embedding,
-                    **{name: options[name] for name in (*CONTEXT_OPTIONS, *ROPE_OPTIONS) if name in options},
+                    embedding=embedding, **_chosen(ContextKeywords, options),
                 )  # fmt: skip
                 self._open_context(sizes, memory.kv, attention)
             undo.pop_all()
@@ -201,29 +203,14 @@ class H2OLlama(LowLevel, Completions, Sessions, high.Llama):  # type: ignore[mis
     # -- construction ---------------------------------------------------------------------------------
 
     @staticmethod
-    def _check_names(options: Mapping[str, Any]) -> None:
-        known = {*MODEL_OPTIONS, *CONTEXT_OPTIONS, *ROPE_OPTIONS, *FORMER_OPTIONS}
-        unknown = [name for name in options if name not in known]
-        if unknown:
-            ours = [
-                name
-                for name in inspect.signature(H2OLlama.__init__).parameters
-                if name not in ("self", "options")
-            ]
-            raise OptionError(
-                f"unknown option {', '.join(unknown)}: H2OLlama takes {', '.join([*ours, *sorted(known)])}",
-                *unknown,
-            )
-
-    @staticmethod
-    def _check_pin(pin: str | Sequence[Span] | None) -> str | tuple[Span, ...] | None:
-        if pin is None or pin == "system":
-            return "system" if pin else None
-        if isinstance(pin, str):
-            raise OptionError(
-                f"pin is {pin!r}: it can be 'system' or spans of positions such as [(0, 40)]", "pin"
-            )
-        return tuple((int(start), int(end)) for start, end in pin)
+    def _why_no_engine(shape: Any, embedding: bool, vocab_only: bool) -> str:
+        """Why the object cannot generate; "" where it can."""
+        if embedding or vocab_only:
+            option = "embedding" if embedding else "vocab_only"
+            return f"it was made with {option}=True; make another one without it"
+        reason = cannot_generate(shape)
+        hint = "embed texts with embedding=True, or use another model"
+        return f"this is a {shape.architecture!r} model: {reason}; {hint}" if reason else ""
 
     def _sizes(self, options: CacheOptions, shape: Any, *, is_bounded: bool) -> Sizes:
         """The sizes; a model that cannot be evicted from is refused only if eviction was asked for."""
@@ -252,7 +239,7 @@ class H2OLlama(LowLevel, Completions, Sessions, high.Llama):  # type: ignore[mis
             "" if token == NO_TOKEN else self._model.token_get_text(token)
             for token in (self.token_bos(), self.token_eos())
         ]
-        self._chat_handlers = template_handlers(self.metadata, texts[0], texts[1], self.token_eos())
+        self._chat_handlers = chat_handlers(self.metadata, texts[0], texts[1], self.token_eos())
         self.chat_handler = chat_handler
         self.chat_format = chat_format
         if chat_format is None and chat_handler is None:
@@ -265,7 +252,9 @@ class H2OLlama(LowLevel, Completions, Sessions, high.Llama):  # type: ignore[mis
         self._ctx = loading.make_context(self._model, self.context_params)
         self._stack.callback(self._ctx.close)
         if self.lora_path:
-            adapter = loading.load_adapter(self._model.model, self._ctx.ctx, self.lora_path, self.lora_scale)
+            adapter = loading.load_adapter(
+                self._model.model, self._ctx.ctx, str(self.lora_path), self.lora_scale
+            )
             self._stack.callback(C.llama_adapter_lora_free, adapter)
         if self.context_params.embeddings:
             self._batch = high.llama.internals.LlamaBatch(
@@ -273,6 +262,8 @@ class H2OLlama(LowLevel, Completions, Sessions, high.Llama):  # type: ignore[mis
             )
             self._stack.callback(self._batch.close)
             self._n_ctx = sizes.n_ctx
+            return
+        if self._no_engine:
             return
         cache: NativeCache | None = None
         n_ctx = sizes.n_ctx
@@ -285,7 +276,8 @@ class H2OLlama(LowLevel, Completions, Sessions, high.Llama):  # type: ignore[mis
                     budget=sizes.policy.budget,
                     block=sizes.block,
                     decay=sizes.policy.decay,
-                    attention="stock" if attention == "auto" and not sizes.policy.needs_scores else attention,
+                    attention=attention,
+                    is_scored=sizes.policy.needs_scores,
                     n_pos_max=sizes.n_pos_max,
                 )
             n_ctx = UNBOUNDED if sizes.can_renumber else sizes.n_pos_max
@@ -360,7 +352,8 @@ class H2OLlama(LowLevel, Completions, Sessions, high.Llama):  # type: ignore[mis
         leads = len(tokens) > 0 and tokens[0] == self._vocab.bos and text[:1] == b" "
         return text[1:] if leads else text
 
-    def set_seed(self, seed: int | None) -> None:
+    @checked
+    def set_seed(self, seed: Integer | None) -> None:
         """Seed this object's next generations; None or -1: a new seed each time."""
         is_random = seed is None or seed < 0 or seed == RANDOM_SEED
         self._seed = RANDOM_SEED if is_random or seed is None else seed
@@ -368,6 +361,11 @@ class H2OLlama(LowLevel, Completions, Sessions, high.Llama):  # type: ignore[mis
 
     def _next_seed(self) -> int:
         return self._rng.getrandbits(32) % RANDOM_SEED
+
+
+def _chosen(keywords: Any, options: Any) -> dict[str, Any]:
+    """Those of the options that a TypedDict names."""
+    return {name: value for name, value in options.items() if name in keywords.__annotations__}
 
 
 @atexit.register

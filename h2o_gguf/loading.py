@@ -9,30 +9,22 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gguf.constants import GGMLQuantizationType
-
 from h2o_gguf.errors import ModelFileError, NativeError, OptionError, OutOfMemoryError
-from h2o_gguf.models import ModelShape, read_shape
-from h2o_gguf.models.memory import CACHE_TYPES
 from h2o_gguf.native import C, high, native_log
+from h2o_gguf.options import KV_TYPES
 
 __all__ = [
     "ModelOptions",
     "check_kv_types",
     "context_params",
     "default_threads",
-    "kv_type",
     "load_adapter",
     "make_context",
     "open_model",
-    "read_model_shape",
 ]
 
-KV_TYPES = {name: int(GGMLQuantizationType[name.upper()]) for name in CACHE_TYPES}
 UNQUANTIZED = {0, 1, 30}
 ALL_LAYERS = 0x7FFFFFFF
-OVERRIDE_CHARS = 128
-MAX_THREADS = 512  # what ggml takes
 NO_MEMORY = ("failed to allocate", "unable to allocate", "insufficient memory", "bad_alloc")  # in its log
 
 
@@ -50,28 +42,6 @@ def default_threads() -> int:
         except OSError:
             return len(cpus)
     return len(cores) or 1
-
-
-def check_threads(name: str, value: int | None) -> int:
-    """Return value, 0 for None.  Raises OptionError: it is no whole number from 0 to MAX_THREADS."""
-    if value is None:
-        return 0
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_THREADS:
-        raise OptionError(
-            f"{name} is {value!r}: it must be a whole number from 0 (all cores) to {MAX_THREADS}", name
-        )
-    return value
-
-
-def kv_type(value: int | str | None, name: str) -> int:
-    """The ggml type of a cache, from its number or name ("q8_0"); f16 for None.  Raises OptionError."""
-    if value is None:
-        return KV_TYPES["f16"]
-    if isinstance(value, str) and value.lower() in KV_TYPES:
-        return KV_TYPES[value.lower()]
-    if isinstance(value, int) and value in KV_TYPES.values():
-        return value
-    raise OptionError(f"{name} is {value!r}: a cache can be {', '.join(KV_TYPES)}", name)
 
 
 def check_kv_types(type_k: int, type_v: int, flash_attn: bool) -> None:
@@ -139,25 +109,10 @@ class ModelOptions:
                 item.tag, item.value.val_i64 = C.LLAMA_KV_OVERRIDE_TYPE_INT, value
             elif isinstance(value, float):
                 item.tag, item.value.val_f64 = C.LLAMA_KV_OVERRIDE_TYPE_FLOAT, value
-            elif isinstance(value, str) and len(value.encode()) < OVERRIDE_CHARS:
-                item.tag, item.value.val_str = C.LLAMA_KV_OVERRIDE_TYPE_STR, value.encode()
             else:
-                raise OptionError(
-                    f"kv_overrides[{key!r}] is {value!r}: it must be a bool, an int, a float, or a text "
-                    f"of less than {OVERRIDE_CHARS} bytes",
-                    "kv_overrides",
-                )
+                item.tag, item.value.val_str = C.LLAMA_KV_OVERRIDE_TYPE_STR, value.encode()
         self._overrides = array
         self.params.kv_overrides = array
-
-
-def read_model_shape(path: str) -> ModelShape:
-    """What the file's header says of the model.  Raises ModelFileError."""
-    if not Path(path).exists():
-        raise ModelFileError(path, "there is no such file")
-    if Path(path).is_dir():
-        raise ModelFileError(path, "it is a folder, not a file")
-    return read_shape(path)
 
 
 class _FileName(str):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -10,10 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from h2o_gguf.cancel import CancelToken
+from h2o_gguf.checked import checked
 from h2o_gguf.drafts import Draft
 from h2o_gguf.engine import Engine
 from h2o_gguf.errors import ClosedError, OptionError
+from h2o_gguf.kinds import Callback, Int32, Number, Switch, Tokens
 from h2o_gguf.lock import CallLock, Turn
+from h2o_gguf.options import Grammar, Mirostat, Processors, RepeatPenalty
 from h2o_gguf.sampling import ChainSampler, SamplingOptions
 
 __all__ = ["LowLevel"]
@@ -25,6 +28,7 @@ class LowLevel:
     """Methods and attributes with llama-cpp-python's names and meaning, on top of an Engine."""
 
     _engine: Engine | None
+    _no_engine: str  # why there is none
     _lock: CallLock
     _n_vocab: int
     _logits_all: bool
@@ -37,13 +41,11 @@ class LowLevel:
 
     @property
     def engine(self) -> Engine:
-        """The engine.  Raises ClosedError; OptionError, the object was made for embeddings."""
+        """The engine.  Raises ClosedError; OptionError, the object cannot generate."""
         if self._closed:
             raise ClosedError("this H2OLlama")
         if self._engine is None:
-            raise OptionError(
-                "made with embedding=True or vocab_only=True, so it cannot generate", "embedding"
-            )
+            raise OptionError(f"this H2OLlama cannot generate: {self._no_engine}", "embedding")
         return self._engine
 
     # -- the arrays -----------------------------------------------------------------------------------
@@ -108,7 +110,8 @@ class LowLevel:
             with self._call():
                 self.engine.reset()
 
-    def eval(self, tokens: Sequence[int]) -> None:
+    @checked
+    def eval(self, tokens: Tokens) -> None:
         """Append tokens to the sequence, any number of them.
 
         Raises: ContextOverflowError, they do not fit and nothing may be evicted.
@@ -116,24 +119,25 @@ class LowLevel:
         with self._call() as cancel:
             self.engine.prefill(tokens, cancel=cancel)
 
+    @checked
     def sample(
         self,
-        top_k: int = 40,
-        top_p: float = 0.95,
-        min_p: float = 0.05,
-        typical_p: float = 1.0,
-        temp: float = 0.80,
-        repeat_penalty: float = 1.0,
-        frequency_penalty: float = 0.0,
-        presence_penalty: float = 0.0,
-        tfs_z: float = 1.0,
-        mirostat_mode: int = 0,
-        mirostat_eta: float = 0.1,
-        mirostat_tau: float = 5.0,
-        penalize_nl: bool = True,
-        logits_processor: Any = None,
-        grammar: Any = None,
-        idx: int | None = None,
+        top_k: Int32 = 40,
+        top_p: Number = 0.95,
+        min_p: Number = 0.05,
+        typical_p: Number = 1.0,
+        temp: Number = 0.80,
+        repeat_penalty: RepeatPenalty = 1.0,
+        frequency_penalty: Number = 0.0,
+        presence_penalty: Number = 0.0,
+        tfs_z: Number = 1.0,
+        mirostat_mode: Mirostat = 0,
+        mirostat_eta: Number = 0.1,
+        mirostat_tau: Number = 5.0,
+        penalize_nl: Switch = True,
+        logits_processor: Processors | None = None,
+        grammar: Grammar | None = None,
+        idx: Int32 | None = None,
     ) -> int:
         """Return a next token, without appending it.
 
@@ -162,26 +166,27 @@ class LowLevel:
                 raise OptionError("grammar and processors leave no token", "grammar", "logits_processor")
             return token
 
+    @checked
     def generate(
         self,
-        tokens: Sequence[int],
-        top_k: int = 40,
-        top_p: float = 0.95,
-        min_p: float = 0.05,
-        typical_p: float = 1.0,
-        temp: float = 0.80,
-        repeat_penalty: float = 1.0,
-        reset: bool = True,
-        frequency_penalty: float = 0.0,
-        presence_penalty: float = 0.0,
-        tfs_z: float = 1.0,
-        mirostat_mode: int = 0,
-        mirostat_tau: float = 5.0,
-        mirostat_eta: float = 0.1,
-        penalize_nl: bool = True,
-        logits_processor: Any = None,
-        stopping_criteria: Callable[[NDArray[np.intc], NDArray[np.single]], bool] | None = None,
-        grammar: Any = None,
+        tokens: Tokens,
+        top_k: Int32 = 40,
+        top_p: Number = 0.95,
+        min_p: Number = 0.05,
+        typical_p: Number = 1.0,
+        temp: Number = 0.80,
+        repeat_penalty: RepeatPenalty = 1.0,
+        reset: Switch = True,
+        frequency_penalty: Number = 0.0,
+        presence_penalty: Number = 0.0,
+        tfs_z: Number = 1.0,
+        mirostat_mode: Mirostat = 0,
+        mirostat_tau: Number = 5.0,
+        mirostat_eta: Number = 0.1,
+        penalize_nl: Switch = True,
+        logits_processor: Processors | None = None,
+        stopping_criteria: Callback | None = None,
+        grammar: Grammar | None = None,
     ) -> Generator[int, Sequence[int] | None, None]:
         """Yield tokens after a prompt, for ever: end-of-text tokens are yielded like others.
 
@@ -196,7 +201,7 @@ class LowLevel:
             mirostat_mode=mirostat_mode, mirostat_eta=mirostat_eta, mirostat_tau=mirostat_tau,
             logits_processor=logits_processor, grammar=grammar, seed=None,
         )  # fmt: skip
-        prompt = [int(token) for token in tokens]
+        prompt = list(tokens)
         turn, cancel = self._begin(CancelToken())
         try:
             engine = self.engine
@@ -287,9 +292,14 @@ class LowLevel:
             penalty_last_n=self.last_n_tokens_size,
             seed=self._next_seed() if seed is None or seed < 0 else seed,
             logits_processors=tuple(processors),
-            grammar=None if grammar is None else (grammar._grammar, grammar._root),
+            grammar=grammar if grammar is None else _texts_of(grammar),
         )
 
     if TYPE_CHECKING:
 
         def _next_seed(self) -> int: ...
+
+
+def _texts_of(grammar: Any) -> tuple[str, str]:
+    """The GBNF text of a grammar and the name of its root rule."""
+    return (grammar, "root") if isinstance(grammar, str) else (grammar._grammar, grammar._root)

@@ -14,7 +14,9 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-__all__ = ["C", "NativeLog", "high", "native_log", "on_abort"]
+from h2o_gguf.native_log import GGML_CONTINUED, NativeLog
+
+__all__ = ["C", "high", "native_log", "on_abort"]
 
 # Makes llama_cpp load our build of llama.cpp, or says why it cannot.
 importlib.import_module("h2o_gguf.bindings.library").lib()
@@ -24,32 +26,8 @@ C: Any = importlib.import_module("llama_cpp.llama_cpp")
 logger = logging.getLogger("h2o_gguf.native")
 logging.getLogger("h2o_gguf").addHandler(logging.NullHandler())  # quiet unless the program asks
 LEVELS = {1: logging.DEBUG, 2: logging.INFO, 3: logging.WARNING, 4: logging.ERROR}  # of ggml_log_level
-GGML_WARN, GGML_ERROR, GGML_CONTINUED = 3, 4, 5
 # No errors: the caller asked for it.
 CANCELLED = ("compute_async failed with error 1", "compute status: 1", "failed to decode, ret = 2")
-
-
-class NativeLog:
-    """Lines llama.cpp logged during a with-block, for the reason in an error.
-
-    is_interrupted : Ctrl-C was pressed meanwhile.
-    """
-
-    def __init__(self) -> None:
-        self.errors: list[str] = []
-        self.warnings: list[str] = []
-        self.is_interrupted = False
-
-    def reason(self, otherwise: str) -> str:
-        """The first error that was logged, without the name of the C++ function."""
-        for line in self.errors or self.warnings:
-            head, colon, tail = line.partition(": ")
-            text = tail if colon and head.replace("_", "").replace("::", "").isalnum() else line
-            text = text.removeprefix("error loading model: ")
-            if text:
-                return text
-        return otherwise
-
 
 _ABORT_CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
 _abort_callback: Any = None  # lives as long as native code may call it
@@ -96,7 +74,7 @@ def native_log() -> Iterator[NativeLog]:
 @C.llama_log_callback  # type: ignore[untyped-decorator]
 def _on_line(level: int, text: bytes | None, user_data: int | None) -> None:
     global _last_level
-    if high._logger.logger.level <= logging.DEBUG:  # someone loaded a model with verbose=True
+    if logging.NOTSET < high._logger.logger.level <= logging.DEBUG:  # someone asked for verbose=True
         high._logger.llama_log_callback(level, text, user_data)
     line = (text or b"").decode("utf-8", "replace").rstrip("\n")
     if level != GGML_CONTINUED:
@@ -104,10 +82,7 @@ def _on_line(level: int, text: bytes | None, user_data: int | None) -> None:
     if not line:
         return
     for log in list(_listeners):
-        if level == GGML_ERROR:
-            log.errors.append(line)
-        elif level == GGML_WARN:
-            log.warnings.append(line)
+        log.add(level, line)
     logger.log(_last_level, "%s", line)
 
 

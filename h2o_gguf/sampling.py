@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from h2o_gguf.checked import checked
 from h2o_gguf.errors import NativeError, OptionError
+from h2o_gguf.grammar import check_grammar
+from h2o_gguf.kinds import Callback, Int32, Integer, Number, Text
 from h2o_gguf.native import C, native_log
+from h2o_gguf.options import Bias, Mirostat, PenaltyWindow, RepeatPenalty
 from h2o_gguf.vocab import Vocab
 
-__all__ = ["ChainSampler", "LogitsProcessor", "SamplingOptions"]
-
-LogitsProcessor = Callable[[NDArray[np.intc], NDArray[np.float32]], NDArray[np.float32]]
+__all__ = ["ChainSampler", "SamplingOptions"]
 
 CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)], align=True)
 MIROSTAT_M = 100
 
 
+@checked
 @dataclass(frozen=True)
 class SamplingOptions:
     """How tokens are drawn; the names and defaults are llama-cpp-python's.
@@ -33,36 +36,30 @@ class SamplingOptions:
     logit_bias : added to the logits of these tokens.
     logits_processors : called with (tokens so far, logits), return the logits to use.
     grammar : GBNF text and the name of its root rule.
+
+    Raises: OptionError.
     """
 
-    temperature: float = 0.8
-    top_k: int = 40
-    top_p: float = 0.95
-    min_p: float = 0.05
-    typical_p: float = 1.0
-    repeat_penalty: float = 1.0
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    penalty_last_n: int = 64
-    mirostat_mode: int = 0
-    mirostat_tau: float = 5.0
-    mirostat_eta: float = 0.1
-    seed: int = 0
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
-    logits_processors: Sequence[LogitsProcessor] = ()
-    grammar: tuple[str, str] | None = None
+    temperature: Number = 0.8
+    top_k: Int32 = 40
+    top_p: Number = 0.95
+    min_p: Number = 0.05
+    typical_p: Number = 1.0
+    repeat_penalty: RepeatPenalty = 1.0
+    frequency_penalty: Number = 0.0
+    presence_penalty: Number = 0.0
+    penalty_last_n: PenaltyWindow = 64
+    mirostat_mode: Mirostat = 0
+    mirostat_tau: Number = 5.0
+    mirostat_eta: Number = 0.1
+    seed: Integer = 0
+    logit_bias: Bias = field(default_factory=dict)
+    logits_processors: Sequence[Callback] = ()
+    grammar: tuple[Text, Text] | None = None
 
     def __post_init__(self) -> None:
-        for name in ("temperature", "top_p", "min_p", "typical_p", "repeat_penalty", "frequency_penalty",
-                     "presence_penalty", "mirostat_tau", "mirostat_eta"):  # fmt: skip
-            if not math.isfinite(getattr(self, name)):
-                raise OptionError(f"{name} is {getattr(self, name)}: it must be a finite number", name)
-        if self.repeat_penalty <= 0:
-            raise OptionError(
-                f"repeat_penalty is {self.repeat_penalty}: it must be above 0 (1 is off)", "repeat_penalty"
-            )
-        if self.mirostat_mode not in (0, 1, 2):
-            raise OptionError(f"mirostat_mode is {self.mirostat_mode}: it must be 0, 1 or 2", "mirostat_mode")
+        if self.grammar is not None:
+            check_grammar(self.grammar[0])
 
 
 class ChainSampler:

@@ -37,11 +37,10 @@ class CacheOptions:
 
     @property
     def evicts(self) -> bool:
-        """Whether entries are ever evicted."""
-        if self.policy is None:
-            return False
-        name = self.policy if isinstance(self.policy, str) else getattr(self.policy, "name", "")
-        return str(name).strip().lower() != "none"
+        """Whether entries are ever evicted; any policy object but ours may, whatever its name."""
+        if isinstance(self.policy, str):
+            return self.policy.strip().lower() != "none"
+        return not (self.policy is None or isinstance(self.policy, policies.NoEviction))
 
     @property
     def is_default(self) -> bool:
@@ -120,6 +119,14 @@ def plan_sizes(
     block = _check("kv_block", options.kv_block, 1)
     if not options.evicts:
         _refuse_cache_options(options)
+        if isinstance(options.policy, policies.NoEviction):
+            n_ctx = options.policy.budget
+            if options.n_ctx not in (0, n_ctx):
+                raise OptionError(
+                    f"n_ctx {options.n_ctx} contradicts the policy's budget {n_ctx}: give one",
+                    "n_ctx",
+                    "policy",
+                )
         n_ubatch = min(_n_batch(options, N_BATCH), n_ctx)
         return Sizes(None, n_ctx, n_ctx, n_ubatch, block, n_ctx)
     limit = min(n_pos_limit or n_ctx_train, MAX_CELLS)
@@ -170,19 +177,19 @@ def _no_room(options: CacheOptions, budget: int, n_batch: int, limit: int) -> Bu
 def _policy(options: CacheOptions, n_ctx: int) -> tuple[Policy, bool]:
     """The policy, and whether the caller gave its budget."""
     if not isinstance(options.policy, str):
-        budget = getattr(options.policy, "budget", None)
+        policy = policies.as_policy(options.policy)
         for name in ("heavy_ratio", "recent_ratio", "n_sink", "n_recent", "granularity"):
             if getattr(options, name) is not None:
                 raise OptionError(
                     f"{name} and a policy object both say it: set it on the policy", name, "policy"
                 )
-        if options.kv_budget not in (None, budget):
+        if options.kv_budget not in (None, policy.budget):
             raise OptionError(
-                f"kv_budget {options.kv_budget} contradicts the policy's budget {budget}: give one",
+                f"kv_budget {options.kv_budget} contradicts the policy's budget {policy.budget}: give one",
                 "kv_budget",
                 "policy",
             )
-        return policies.as_policy(options.policy), True
+        return policy, True
     if options.heavy_ratio is None and options.recent_ratio is None:
         is_given = options.kv_budget is not None
         return _make(options, n_ctx if options.kv_budget is None else options.kv_budget), is_given

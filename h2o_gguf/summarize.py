@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pydantic import InstanceOf
+
 from h2o_gguf.cancel import CancelToken
 from h2o_gguf.chat_template import ChatTemplate
+from h2o_gguf.checked import checked
 from h2o_gguf.documents import Document
 from h2o_gguf.errors import BudgetError, Cancelled, ContextOverflowError, OptionError
+from h2o_gguf.kinds import Callback, Integer, Spans, Text
 from h2o_gguf.pieces import Tokenizer
 from h2o_gguf.reply import FinishReason, Reply, write_reply
 from h2o_gguf.report import KVReport
@@ -59,21 +63,22 @@ class Summary:
     write_s: float
 
 
+@checked
 def summarize(
     llm: Any,
-    document: Document,
+    document: InstanceOf[Document],
     *,
-    instruction: str = INSTRUCTION,
-    question: str = QUESTION,
-    system: str | None = None,
-    sampling: SamplingOptions = SAMPLING,
-    seed: int | None = None,
-    max_tokens: int | None = 512,
-    pin: Sequence[tuple[int, int]] = (),
-    template: ChatTemplate | None = None,
-    progress: Callable[[ReadingProgress], None] | None = None,
-    on_text: Callable[[str], None] | None = None,
-    cancel: CancelToken | None = None,
+    instruction: Text = INSTRUCTION,
+    question: Text = QUESTION,
+    system: Text | None = None,
+    sampling: InstanceOf[SamplingOptions] = SAMPLING,
+    seed: Integer | None = None,
+    max_tokens: Integer | None = 512,
+    pin: Spans = (),
+    template: InstanceOf[ChatTemplate] | None = None,
+    progress: Callback | None = None,
+    on_text: Callback | None = None,
+    cancel: InstanceOf[CancelToken] | None = None,
 ) -> Summary:
     """Return what the model answers to `question` after it has read the document.
 
@@ -82,7 +87,7 @@ def summarize(
     four bytes or so a token of bookkeeping.
 
     llm : H2OLlama; its sequence is replaced. llm.cancel() and llm.close() stop this like a completion.
-    on_text : gets the answer piece by piece.
+    progress : called with a ReadingProgress. on_text : gets the answer piece by piece.
     pin : half-open spans of positions that are never evicted either.
 
     Raises: Cancelled while reading; BudgetError, instruction and question do not fit; ContextOverflowError,

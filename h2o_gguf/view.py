@@ -66,8 +66,8 @@ class CacheView:
         Everything but the empty cells, positions below n_sink, the newest n_recent positions and the
         pinned spans.
         """
-        free = self.pos >= max(n_sink, 0)
-        free &= self.pos < self.n_past - max(n_recent, 0)
+        free = self.pos >= max(int(n_sink), 0)
+        free &= self.pos < self.n_past - max(int(n_recent), 0)  # a small integer of numpy's would overflow
         if self.pins:
             free &= ~self.pinned()
         return free
@@ -89,8 +89,8 @@ class CacheView:
         log_decay = math.log(self.decay)
         n_ages = max(1, min(self.n_past, math.ceil(FLOAT32_BITS * math.log(2) / -log_decay)))
         sums = -np.expm1(np.arange(n_ages + 1) * log_decay) / (1.0 - self.decay)
-        table: NDArray[np.float32] = sums.astype(np.float32)
-        return table[np.minimum(age, n_ages, out=age)]
+        seen: NDArray[np.float32] = sums.astype(np.float32).take(age, mode="clip")
+        return seen
 
 
 def _read_only(array: NDArray[Any], dtype: type[np.generic]) -> NDArray[Any]:

@@ -7,7 +7,7 @@ from h2o_gguf.models.download import FetchError, fetch
 from h2o_gguf.models.header import Header, read_header
 from h2o_gguf.models.memory import kv_bytes, memory_bytes
 from h2o_gguf.models.shape import ModelShape, read_shape, shape_of
-from h2o_gguf.models.support import Support, require_support, support
+from h2o_gguf.models.support import Support, cannot_generate, require_support, support
 
 __all__ = [
     "DEFAULT_MODEL",
@@ -15,6 +15,7 @@ __all__ = [
     "Header",
     "ModelShape",
     "Support",
+    "cannot_generate",
     "fetch",
     "kv_bytes",
     "list_models",

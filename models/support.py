@@ -8,7 +8,7 @@ from h2o_gguf.errors import UnsupportedModelError
 from h2o_gguf.models import architectures as arch
 from h2o_gguf.models.shape import ModelShape
 
-__all__ = ["Support", "require_support", "support"]
+__all__ = ["Support", "cannot_generate", "require_support", "support"]
 
 SHORTEST = 16  # positions
 
@@ -48,6 +48,12 @@ def require_support(shape: ModelShape) -> Support:
     if not verdict.can_evict:
         raise UnsupportedModelError(shape.architecture, verdict.reason)
     return verdict
+
+
+def cannot_generate(shape: ModelShape) -> str:
+    """Why text cannot be generated token by token, in words; "" where it can."""
+    others = arch.ENCODER | arch.DIFFUSION | arch.ENCODER_DECODER | arch.DRAFT
+    return _refusal(shape) if shape.architecture in others or not shape.is_causal else ""
 
 
 def _refusal(shape: ModelShape) -> str:

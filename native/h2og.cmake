@@ -24,7 +24,18 @@ endif()
 target_link_libraries(h2og PRIVATE h2og-options)
 target_compile_definitions(h2og PRIVATE LLAMA_BUILD)
 
-# The kernels use the instructions ggml's CPU backend is compiled for.
+# One kernel an instruction set, chosen when it runs; everything else of ours is for the base of the architecture.
+if(NOT MSVC)
+    target_compile_options(h2og PRIVATE -ffp-contract=fast)
+    if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
+        set_source_files_properties(native/src/attention-avx2.cpp PROPERTIES COMPILE_OPTIONS -march=x86-64-v3)
+        # GCC's own header of AVX-512 reads what it leaves uninitialized.
+        set_source_files_properties(native/src/attention-avx512.cpp PROPERTIES COMPILE_OPTIONS
+            "-march=x86-64-v4;-Wno-uninitialized;$<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>")
+    endif()
+endif()
+
+# The instructions ggml's CPU backend is compiled for.
 set(cpu_options "")
 if(NOT MSVC AND GGML_NATIVE)
     include(CheckCXXCompilerFlag)
@@ -43,7 +54,6 @@ elseif(NOT MSVC)
         endif()
     endforeach()
 endif()
-target_compile_options(h2og PRIVATE ${cpu_options})
 
 # Their names go into a file beside the libraries: bindings/cpu.py refuses a CPU that lacks one, which would otherwise end
 # the process with an illegal instruction. The compiler knows them best; other CPUs than x86 name none.

@@ -4,7 +4,7 @@ A policy is a value with a budget and one method, victims(view, n). To add one, 
 here and pass an instance; no registration is needed. See base.Policy.
 """
 
-from h2o_gguf.policies.base import Policy, as_policy, ask, check_victims
+from h2o_gguf.policies.base import Policy, as_policy, ask, check_victims, is_policy
 from h2o_gguf.policies.h2o import H2O
 from h2o_gguf.policies.h2o_plus import H2OPlus
 from h2o_gguf.policies.none import NoEviction
@@ -30,6 +30,7 @@ __all__ = [
     "check_budget",
     "check_victims",
     "get",
+    "is_policy",
     "make",
     "names",
     "resolve_budget",

@@ -13,7 +13,7 @@ from h2o_gguf.policies.selection import Cells, check_granularity
 from h2o_gguf.policies.shares import check_budget, whole
 from h2o_gguf.view import CacheView
 
-__all__ = ["Policy", "as_policy", "ask", "check_victims", "settle"]
+__all__ = ["Policy", "as_policy", "ask", "check_victims", "is_policy", "settle"]
 
 
 @runtime_checkable
@@ -68,27 +68,44 @@ class _Completed:
         return victims
 
 
+def is_policy(thing: Any) -> bool:
+    """Whether as_policy can use it: it has a budget and a method victims(view, n)."""
+    return (
+        not isinstance(thing, type)
+        and callable(getattr(thing, "victims", None))
+        and "budget" in dir(thing)  # which does not run a property
+    )
+
+
 def as_policy(policy: Any) -> Policy:
     """Return policy with every attribute a Policy has, as checked numbers.
 
     policy : any object with budget and victims(view, n).
 
     Raises: OptionError, one of these is missing, or decay is outside 0 to 1. BudgetError, the numbers are
-        illegal.
+        illegal. PolicyError, an attribute raised.
     """
-    if (
-        isinstance(policy, type)
-        or not callable(getattr(policy, "victims", None))
-        or not hasattr(policy, "budget")
-    ):
+    if not is_policy(policy):
         raise OptionError(
             f"{policy!r} is no policy: it must be an object with a budget and a method victims(view, n)",
             "policy",
         )
+    try:
+        return _completed(policy)
+    except H2OError:
+        raise
+    except Exception as error:  # a property of the caller's
+        raise PolicyError(f"it raised {_in_short(error)}", policy=type(policy).__name__) from error
+
+
+def _completed(policy: Any) -> Policy:
     n_recent = whole("n_recent", getattr(policy, "n_recent", 0), 0)
     numbers = check_budget(policy.budget, getattr(policy, "n_sink", 0), n_recent)
     decay = check_decay(getattr(policy, "decay", 1.0))
-    if isinstance(policy, Policy):
+    if isinstance(policy, Policy) and all(
+        type(number) is int  # numpy's integers overflow where int does not
+        for number in (policy.budget, policy.n_sink, policy.n_recent)
+    ):
         return policy
     return _Completed(
         inner=policy,
@@ -135,19 +152,22 @@ def ask(policy: Policy, view: CacheView, n: int) -> Cells:
         _evictable(view, n, policy)
         if isinstance(error, H2OError):
             raise
-        raise PolicyError(f"it raised {type(error).__name__}: {error}", policy=policy.name) from error
+        raise PolicyError(f"it raised {_in_short(error)}", policy=policy.name) from error
     return check_victims(view, victims, n, policy)
 
 
 def check_victims(view: CacheView, victims: Any, n: int, policy: Policy) -> Cells:
     """Return victims as int32[n_layer, n_head_kv, n] if every one may go.
 
-    Raises: PolicyError, wrong type or shape, a cell outside the cache, empty or protected, or one twice in a
-        head. BudgetError, fewer than n entries of a head may go at all.
+    Raises: PolicyError, no array, wrong type or shape, a cell outside the cache, empty or protected, or one
+        twice in a head. BudgetError, fewer than n entries of a head may go at all.
     """
     evictable = _evictable(view, n, policy)
     n_layer, n_head_kv, n_cells = view.shape
-    cells = np.asarray(victims)
+    try:
+        cells = np.asarray(victims)
+    except Exception as error:  # ragged, or an object whose own conversion fails
+        raise PolicyError(f"victims are no array: {_in_short(error)}", policy=policy.name) from error
     if not np.issubdtype(cells.dtype, np.integer):
         raise PolicyError(f"victims are {cells.dtype}: they must be integers", policy=policy.name)
     if cells.shape != (n_layer, n_head_kv, n):
@@ -162,6 +182,10 @@ def check_victims(view: CacheView, victims: Any, n: int, policy: Policy) -> Cell
     in_order = np.sort(cells, axis=-1)
     _refuse(policy, in_order[..., 1:], in_order[..., 1:] == in_order[..., :-1], "is named twice")
     return np.ascontiguousarray(cells, np.int32)
+
+
+def _in_short(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def _refuse(policy: Policy, cells: NDArray[Any], wrong: NDArray[np.bool_], why: str) -> None:

@@ -17,7 +17,6 @@ Granularity = Literal["head", "layer", "token"]  # who shares one list of victim
 
 POOLED_AXES: dict[str, tuple[int, ...]] = {"head": (), "layer": (1,), "token": (0, 1)}
 GROUPS_PER_VICTIM = 4
-NEVER = np.uint64(2**64 - 1)
 
 
 def select_lowest(
@@ -44,8 +43,6 @@ def select_lowest(
     pos = view.pos
     if axes := POOLED_AXES[granularity]:
         pos, scores, evictable = _pool(pos, scores, evictable, axes, granularity)
-    if n_nan := np.count_nonzero(np.isnan(scores) & evictable):
-        raise PolicyError(f"{n_nan} scores are NaN: a score must be a number or an infinity")
     n_evictable = int(np.count_nonzero(evictable, axis=-1).min())
     if n_evictable < n:
         raise BudgetError(
@@ -54,8 +51,8 @@ def select_lowest(
             n_protected=view.n_used - n_evictable,
         )
     victims = np.empty((*pos.shape[:2], n), np.int32)
-    for il in range(pos.shape[0]):  # by layer, so that the keys stay in the processor's cache
-        victims[il] = _lowest(_order(scores[il], pos[il], evictable[il]), n)
+    for il in range(pos.shape[0]):  # by layer, so that a layer stays in the processor's cache
+        victims[il] = _lowest(np.asarray(scores[il], np.float32), pos[il], evictable[il], n)
     return np.array(np.broadcast_to(victims, (*view.shape[:2], n)))
 
 
@@ -86,32 +83,29 @@ def _pool(
     return first, pooled, np.asarray(np.all(evictable, axis=axes, keepdims=True))
 
 
-def _order(scores: NDArray[Any], pos: NDArray[np.int32], evictable: NDArray[np.bool_]) -> NDArray[np.uint64]:
-    """Return keys that sort by score, then by position; NEVER where not evictable."""
-    bits = (scores.astype(np.float32) + np.float32(0.0)).view(np.uint32)  # + 0 makes -0 equal to 0
-    # IEEE floats order like sign-magnitude integers: flip all bits of negatives, the sign of the others.
-    ordered = bits ^ ((bits.view(np.int32) >> 31).view(np.uint32) | np.uint32(0x80000000))
-    keys: NDArray[np.uint64] = ordered.astype(np.uint64)
-    keys <<= np.uint64(32)
-    keys |= pos.view(np.uint32)
-    keys[~evictable] = NEVER
-    return keys
-
-
-def _lowest(keys: NDArray[np.uint64], n: int) -> NDArray[np.intp]:
-    """Return the columns of the n lowest keys of each row, lowest first: [n_rows, n]."""
-    n_rows, n_cells = keys.shape
+def _lowest(
+    scores: NDArray[np.float32], pos: NDArray[np.int32], evictable: NDArray[np.bool_], n: int
+) -> NDArray[np.intp]:
+    """Return the columns of the n lowest scores of each row, lowest and oldest first: [n_rows, n]."""
+    n_rows, n_cells = scores.shape
     if n == 0:
         return np.zeros((n_rows, 0), np.intp)
-    # n groups with a minimum of at most `limit` hold n keys of at most `limit`. Minima of a few groups are
+    masked = np.where(evictable, scores, np.float32(np.inf))
+    # n groups with a minimum of at most `limit` hold n scores of at most `limit`. Minima of a few groups are
     # cheap to find, and leave few candidates to sort.
     group = max(1, n_cells // (GROUPS_PER_VICTIM * n))
     n_groups = n_cells // group
-    minima = keys[:, : group * n_groups].reshape(n_rows, group, n_groups).min(axis=1)
+    minima = masked[:, : group * n_groups].reshape(n_rows, group, n_groups).min(axis=1)
     limit = np.partition(minima, n - 1, axis=1)[:, n - 1 : n]
-    found = np.flatnonzero(keys <= limit)
+    if np.isnan(minima).any() or np.isnan(masked[:, group * n_groups :]).any():
+        n_nan = np.count_nonzero(np.isnan(masked))
+        raise PolicyError(f"{n_nan} scores are NaN: a score must be a number or an infinity")
+    chosen = masked <= limit
+    if np.isinf(limit).any():
+        chosen &= evictable
+    found = np.flatnonzero(chosen)
     rows, cells = np.divmod(found, n_cells)
-    order = np.lexsort((keys.reshape(-1)[found], rows))
+    order = np.lexsort((pos.reshape(-1)[found], masked.reshape(-1)[found], rows))
     starts = np.searchsorted(rows, np.arange(n_rows))
     lowest: NDArray[np.intp] = cells[order[starts[:, None] + np.arange(n)]]
     return lowest

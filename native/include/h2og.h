@@ -81,6 +81,7 @@ typedef struct h2og_params {
     int32_t attention;   // h2og_attention
     int32_t n_pos_max;   // rotary positions stay below this; 0: the trained context
     float   decay;       // per token decay of the scores, (0, 1]; 1: plain sum
+    int32_t is_scored;   // 0: no scores are summed, they stay as they are
 } h2og_params;
 
 typedef struct h2og_info {
@@ -122,7 +123,7 @@ H2OG_API int32_t h2og_get_counters(h2og_cache * cache, int32_t seq, h2og_counter
 // The memory behind it lives until h2og_detach().
 H2OG_API int32_t h2og_get_view(h2og_cache * cache, int32_t seq, h2og_view * out);
 
-// Changes block, attention, n_pos_max, decay and budget (checked as in h2og_attach).
+// Changes block, attention, n_pos_max, decay, is_scored and budget (checked as in h2og_attach).
 H2OG_API int32_t h2og_set_params(h2og_cache * cache, const h2og_params * params);
 
 // Weights of the next batch's queries in the scores, in batch order; n = 0: all 1.  Copied; used by the next llama_decode, whether

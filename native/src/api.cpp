@@ -71,7 +71,7 @@ const char * h2og_last_error(void) {
 }
 
 h2og_params h2og_default_params(void) {
-    return { /*budget*/ 0, /*block*/ 64, H2OG_ATTENTION_AUTO, /*n_pos_max*/ 0, /*decay*/ 1.0f };
+    return { /*budget*/ 0, /*block*/ 64, H2OG_ATTENTION_AUTO, /*n_pos_max*/ 0, /*decay*/ 1.0f, /*is_scored*/ 1 };
 }
 
 int32_t h2og_check(llama_context * ctx) {

@@ -1,448 +1,169 @@
-#include "attention.h"
+// Cuts the work into units, hands them to threads, and chooses the kernel for this CPU.
+#include "attention-plan.h"
 
 #include <algorithm>
-#include <cmath>
-#include <cstring>
-#include <limits>
-
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__)
-#  define H2OG_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else
-#  define H2OG_CLONES
-#endif
-#define H2OG_INLINE __attribute__((always_inline)) static inline
+#include <atomic>
 
 namespace h2og {
 
+extern const Kernel kernel_portable;
+#if defined(__x86_64__)
+extern const Kernel kernel_avx2, kernel_avx512;
+#endif
+
 namespace {
 
-constexpr int32_t BLOCK       = 64;   // cells dequantized and multiplied at once
-constexpr int32_t MAX_ROWS    = 32;   // rows of a tile where queries are many
-constexpr int32_t SPLIT_CELLS = 256;  // cells of a unit where queries are few
-constexpr int32_t FEW_QUERIES = 8;
+constexpr int32_t FEW_QUERIES     = 8;    // up to this many, the cells are split among threads
+constexpr int32_t SPLIT_CELLS     = 256;
+constexpr int32_t NARROW_ROWS     = 8;    // rows of a KV head from which on they fill vectors
+constexpr int32_t N_TILE_ROW      = 32;   // rows whose logits of a few thousand cells stay in a core's cache
+constexpr int32_t PARTS_OF_THREAD = 2;    // parts the combining work of a KV head is cut into
+constexpr size_t  LINE            = 16;   // floats of a cache line
 
-constexpr float NEG_INF = -std::numeric_limits<float>::infinity();
-
-// exp for x <= 0, to float32 rounding (relative error below 2e-7); 0 below -87.
-H2OG_INLINE float exp_nonpositive(float x) {
-    const float clamped = x < -87.0f ? -87.0f : x;
-    const float shifted = clamped*1.44269504088896341f + 12582912.0f;  // rounds to an integer in the low bits
-    int32_t bits;
-    memcpy(&bits, &shifted, sizeof(bits));
-    const float n = shifted - 12582912.0f;
-    const float r = (clamped - n*0.693145751953125f) - n*1.42860682030941723e-6f;
-    float p = 1.0f/5040.0f;
-    p = p*r + 1.0f/720.0f;
-    p = p*r + 1.0f/120.0f;
-    p = p*r + 1.0f/24.0f;
-    p = p*r + 1.0f/6.0f;
-    p = p*r + 0.5f;
-    p = p*r + 1.0f;
-    p = p*r + 1.0f;
-    const int32_t exponent = (bits - 0x4B400000 + 127) << 23;
-    float scale;
-    memcpy(&scale, &exponent, sizeof(scale));
-    return x < -87.0f ? 0.0f : p*scale;
-}
-
-H2OG_INLINE float half_to_float(uint16_t h) {
-    // A float16's exponent and mantissa, moved to float32's places, are too small by 2^112; infinities are set apart.
-    const uint32_t sign = uint32_t(h & 0x8000) << 16;
-    const uint32_t rest = uint32_t(h & 0x7FFF) << 13;
-    float magnitude;
-    memcpy(&magnitude, &rest, sizeof(magnitude));
-    magnitude *= 5.192296858534828e33f;
-    uint32_t bits;
-    memcpy(&bits, &magnitude, sizeof(bits));
-    bits = (rest >= 0x0F800000 ? (rest | 0x7F800000) : bits) | sign;
-    float out;
-    memcpy(&out, &bits, sizeof(out));
-    return out;
-}
-
-// One row as float32.
-H2OG_INLINE void load_row(const char * src, ggml_type type, ggml_to_float_t to_float, int32_t n, float * __restrict dst) {
-    if (type == GGML_TYPE_F32) {
-        memcpy(dst, src, n*sizeof(float));
-    } else if (type == GGML_TYPE_F16) {
-        const uint16_t * __restrict h = reinterpret_cast<const uint16_t *>(src);
-        for (int32_t i = 0; i < n; ++i) {
-            dst[i] = half_to_float(h[i]);
-        }
-    } else if (type == GGML_TYPE_BF16) {
-        const uint16_t * __restrict h = reinterpret_cast<const uint16_t *>(src);
-        for (int32_t i = 0; i < n; ++i) {
-            const uint32_t bits = uint32_t(h[i]) << 16;
-            memcpy(dst + i, &bits, sizeof(bits));
-        }
-    } else {
-        to_float(src, dst, n);
-    }
-}
-
-struct Loader {
-    ggml_type type;
-    ggml_to_float_t to_float;
-
-    explicit Loader(ggml_type type) : type(type), to_float(ggml_get_type_traits(type)->to_float) {}
-};
-
-// Queries of a tile, its cells, and what it leaves: the unit's part of the workspace.
-struct Unit {
-    int32_t stream, head, tile, split;  // head: KV head
-    int32_t query, n_query;             // first query of the tile and how many
-    int32_t cell, n_cells;              // first cell and how many
-};
-
-struct UnitMemory { float * largest, * sum, * out, * mass; };  // [n_row], [n_row], [n_row][head_dim_v], mass see attend
-
-template <typename F>
-UnitMemory unit_memory(F * base, int32_t n_row, int32_t head_dim_v) {
-    float * p = const_cast<float *>(base);
-    return { p, p + n_row, p + 2*n_row, p + 2*n_row + size_t(n_row)*head_dim_v };
-}
-
-// The mask of one query over n cells as float32; false if every cell is hidden.
-H2OG_INLINE bool load_mask(const Attention & a, int32_t stream, int32_t query, int32_t cell, int32_t n, float * __restrict dst) {
-    if (a.mask == nullptr) {
-        for (int32_t c = 0; c < n; ++c) {
-            dst[c] = 0.0f;
-        }
-        return true;
-    }
-    const char * row = a.mask + stream*a.mask_stream + query*a.mask_query;
-    float largest = NEG_INF;
-    if (a.type_mask == GGML_TYPE_F16) {
-        const uint16_t * h = reinterpret_cast<const uint16_t *>(row) + cell;
-        for (int32_t c = 0; c < n; ++c) {
-            dst[c] = half_to_float(h[c]);
-        }
-    } else {
-        memcpy(dst, reinterpret_cast<const float *>(row) + cell, n*sizeof(float));
-    }
-    for (int32_t c = 0; c < n; ++c) {
-        largest = dst[c] > largest ? dst[c] : largest;
-    }
-    return largest != NEG_INF;
-}
-
-// logits[row][0 .. n) of one block, few rows: dot products along head_dim.
-H2OG_INLINE void dot_block(const float * __restrict q, int32_t n_row, const float * __restrict k, int32_t n, int32_t head_dim,
-                           float * __restrict logits, size_t stride) {
-    for (int32_t c = 0; c < n; ++c) {
-        const float * __restrict kc = k + size_t(c)*head_dim;
-        for (int32_t r = 0; r < n_row; ++r) {
-            const float * __restrict qr = q + size_t(r)*head_dim;
-            float sum = 0.0f;
-#pragma omp simd reduction(+ : sum)
-            for (int32_t d = 0; d < head_dim; ++d) {
-                sum += qr[d]*kc[d];
-            }
-            logits[r*stride + c] = sum;
-        }
-    }
-}
-
-// The same for many rows: k is transposed to kt[d][BLOCK], and a row's logits of the whole block stay in registers.
-H2OG_INLINE void outer_block(const float * __restrict q, int32_t n_row, const float * __restrict kt, int32_t n, int32_t head_dim,
-                             float * __restrict logits, size_t stride) {
-    for (int32_t r = 0; r < n_row; ++r) {
-        const float * __restrict qr = q + size_t(r)*head_dim;
-        float acc[BLOCK];
-        for (int32_t c = 0; c < BLOCK; ++c) {
-            acc[c] = 0.0f;
-        }
-        for (int32_t d = 0; d < head_dim; ++d) {
-            const float qd = qr[d];
-            const float * __restrict kd = kt + size_t(d)*BLOCK;
-#pragma omp simd
-            for (int32_t c = 0; c < BLOCK; ++c) {
-                acc[c] += qd*kd[c];
-            }
-        }
-        memcpy(logits + r*stride, acc, n*sizeof(float));
-    }
-}
-
-// out[row] += sum over the block's cells of e[row][c] * v[c].
-H2OG_INLINE void add_values(const float * __restrict e, size_t stride, int32_t n_row, const float * __restrict v, int32_t n,
-                            int32_t head_dim, float * __restrict out) {
-    for (int32_t r = 0; r < n_row; ++r) {
-        const float * __restrict er = e + r*stride;
-        float * __restrict o = out + size_t(r)*head_dim;
-        int32_t c = 0;
-        for (; c + 4 <= n; c += 4) {
-            const float e0 = er[c], e1 = er[c + 1], e2 = er[c + 2], e3 = er[c + 3];
-            const float * __restrict v0 = v + size_t(c)*head_dim;
-#pragma omp simd
-            for (int32_t d = 0; d < head_dim; ++d) {
-                o[d] += (e0*v0[d] + e1*v0[d + head_dim]) + (e2*v0[d + 2*head_dim] + e3*v0[d + 3*head_dim]);
-            }
-        }
-        for (; c < n; ++c) {
-            const float * __restrict vc = v + size_t(c)*head_dim;
-#pragma omp simd
-            for (int32_t d = 0; d < head_dim; ++d) {
-                o[d] += er[c]*vc[d];
-            }
-        }
-    }
-}
-
-struct Scratch {
-    std::vector<float> q, k, kt, v, logits, mask;
-    std::vector<char>  is_visible;  // of each block
-};
-
-// Softmax attention of one unit.  Leaves, for every row r (query-major, G heads each): the largest logit, the sum of
-// e = exp(logit - largest), and sum of e*v.  mass: with one split, the weighted probabilities summed over rows, [n_cells];
-// with several, e itself, [n_row][SPLIT_CELLS].
-H2OG_CLONES
-void attend_unit(const Attention & a, const Unit & u, bool is_split, UnitMemory mem, Scratch & scratch) {
-    const Loader load_k(a.type_k), load_v(a.type_v);
-    const int32_t group  = a.n_head/a.n_head_kv;
-    const int32_t n_row  = group*u.n_query;
-    const int32_t dk = a.head_dim_k, dv = a.head_dim_v;
-    const int32_t n_block = (u.n_cells + BLOCK - 1)/BLOCK;
-    const size_t  stride = size_t(n_block)*BLOCK;
-    const bool    is_wide = n_row >= 8;
-
-    float * __restrict q      = scratch.q.data();
-    float * __restrict logits = scratch.logits.data();
-    float * __restrict k      = scratch.k.data();
-    float * __restrict kt     = scratch.kt.data();
-    float * __restrict v      = scratch.v.data();
-
-    for (int32_t t = 0; t < u.n_query; ++t) {
-        for (int32_t g = 0; g < group; ++g) {
-            const float * src = reinterpret_cast<const float *>(
-                a.q + u.stream*a.q_stream + (u.head*group + g)*a.q_head + (u.query + t)*a.q_query);
-            float * dst = q + size_t(t*group + g)*dk;
-            for (int32_t d = 0; d < dk; ++d) {
-                dst[d] = src[d]*a.scale;
-            }
-        }
-    }
-
-    for (int32_t r = 0; r < n_row; ++r) {
-        mem.largest[r] = NEG_INF;
-    }
-    for (int32_t b = 0; b < n_block; ++b) {
-        const int32_t cell = u.cell + b*BLOCK;
-        const int32_t n    = std::min(BLOCK, u.n_cells - b*BLOCK);
-        bool is_visible = false;
-        for (int32_t t = 0; t < u.n_query; ++t) {
-            is_visible |= load_mask(a, u.stream, u.query + t, cell, n, scratch.mask.data() + size_t(t)*BLOCK);
-        }
-        scratch.is_visible[b] = is_visible;
-        if (!is_visible) {
-            continue;
-        }
-        for (int32_t c = 0; c < n; ++c) {
-            load_row(a.k + u.stream*a.k_stream + (cell + c)*a.k_cell + u.head*a.k_head, load_k.type, load_k.to_float, dk,
-                     k + size_t(c)*dk);
-        }
-        float * __restrict block = logits + size_t(b)*BLOCK;
-        if (is_wide) {
-            for (int32_t c = 0; c < BLOCK; ++c) {
-                for (int32_t d = 0; d < dk; ++d) {
-                    kt[size_t(d)*BLOCK + c] = c < n ? k[size_t(c)*dk + d] : 0.0f;
-                }
-            }
-            outer_block(q, n_row, kt, n, dk, block, stride);
-        } else {
-            dot_block(q, n_row, k, n, dk, block, stride);
-        }
-        for (int32_t r = 0; r < n_row; ++r) {
-            float * __restrict row = block + r*stride;
-            const float * __restrict m = scratch.mask.data() + size_t(r/group)*BLOCK;
-            if (a.softcap != 0.0f) {
-                for (int32_t c = 0; c < n; ++c) {
-                    row[c] = a.softcap*tanhf(row[c]/a.softcap);
-                }
-            }
-            float largest = mem.largest[r];
-            for (int32_t c = 0; c < n; ++c) {
-                row[c] += m[c];
-                largest = row[c] > largest ? row[c] : largest;
-            }
-            mem.largest[r] = largest;
-        }
-    }
-
-    memset(mem.sum, 0, n_row*sizeof(float));
-    memset(mem.out, 0, size_t(n_row)*dv*sizeof(float));
-    for (int32_t b = 0; b < n_block; ++b) {
-        const int32_t cell = u.cell + b*BLOCK;
-        const int32_t n    = std::min(BLOCK, u.n_cells - b*BLOCK);
-        float * __restrict block = logits + size_t(b)*BLOCK;
-        for (int32_t r = 0; r < n_row; ++r) {
-            float * __restrict row = block + r*stride;
-            if (!scratch.is_visible[b] || mem.largest[r] == NEG_INF) {
-                memset(row, 0, n*sizeof(float));
-                continue;
-            }
-            const float largest = mem.largest[r];
-            float sum = 0.0f;
-#pragma omp simd reduction(+ : sum)
-            for (int32_t c = 0; c < n; ++c) {
-                row[c] = exp_nonpositive(row[c] - largest);
-                sum += row[c];
-            }
-            mem.sum[r] += sum;
-        }
-        if (!scratch.is_visible[b]) {
-            continue;
-        }
-        for (int32_t c = 0; c < n; ++c) {
-            const char * src = a.v + u.stream*a.v_stream + (cell + c)*a.v_cell + u.head*a.v_head;
-            if (a.v_element == 0) {
-                load_row(src, load_v.type, load_v.to_float, dv, v + size_t(c)*dv);
-            } else {
-                for (int32_t d = 0; d < dv; ++d) {
-                    load_row(src + d*a.v_element, load_v.type, load_v.to_float, 1, v + size_t(c)*dv + d);
-                }
-            }
-        }
-        add_values(block, stride, n_row, v, n, dv, mem.out);
-    }
-
-    if (a.scores == nullptr) {
-        return;
-    }
-    if (is_split) {
-        for (int32_t r = 0; r < n_row; ++r) {
-            memcpy(mem.mass + size_t(r)*SPLIT_CELLS, logits + r*stride, u.n_cells*sizeof(float));
-        }
-        return;
-    }
-    memset(mem.mass, 0, u.n_cells*sizeof(float));
-    for (int32_t r = 0; r < n_row; ++r) {
-        float sum = mem.sum[r];
-        if (a.sinks != nullptr && mem.largest[r] != NEG_INF) {
-            sum += expf(a.sinks[u.head*group + r%group] - mem.largest[r]);
-        }
-        const float w = sum > 0.0f ? a.weights[u.stream*a.n_query + u.query + r/group]/sum : 0.0f;
-        if (w == 0.0f) {
-            continue;
-        }
-        const float * __restrict row = logits + r*stride;
-        float * __restrict mass = mem.mass;
-#pragma omp simd
-        for (int32_t c = 0; c < u.n_cells; ++c) {
-            mass[c] += w*row[c];
-        }
-    }
-}
+constexpr int32_t round_up(int32_t n, int32_t to) { return (n + to - 1)/to*to; }
 
 } // namespace
 
-FusedAttention::FusedAttention(const Attention & a) {
-    const int32_t group = a.n_head/a.n_head_kv;
+std::vector<const Kernel *> usable_kernels() {
+    std::vector<const Kernel *> out;
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+        __builtin_cpu_supports("avx512vl")) {
+        out.push_back(&kernel_avx512);
+    }
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) {
+        out.push_back(&kernel_avx2);
+    }
+#endif
+    out.push_back(&kernel_portable);
+    return out;
+}
+
+Plan::Plan(const Attention & a, int32_t lanes) {
     const bool is_few = a.n_query <= FEW_QUERIES;
-    n_tile_query  = is_few ? a.n_query : std::max(1, MAX_ROWS/group);
-    n_tile        = (a.n_query + n_tile_query - 1)/n_tile_query;
-    n_split_cells = is_few ? SPLIT_CELLS : a.n_cells;
+    group         = a.n_head/a.n_head_kv;
+    n_tile_row    = std::min(N_TILE_ROW, group*a.n_query);
+    n_tile        = (group*a.n_query + n_tile_row - 1)/n_tile_row;
+    n_split_cells = is_few ? std::min(a.n_cells, SPLIT_CELLS) : a.n_cells;
     n_split       = (a.n_cells + n_split_cells - 1)/n_split_cells;
-    n_unit        = a.n_stream*a.n_head_kv*n_tile*n_split;
-    n_row         = group*n_tile_query;
-    const size_t mass = a.scores == nullptr ? 0 : is_few ? size_t(n_row)*SPLIT_CELLS : size_t(a.n_cells);
-    unit_floats = size_t(n_row)*(2 + a.head_dim_v) + mass;
+    n_unit        = a.n_stream*n_tile*n_split*a.n_head_kv;
+    is_wide       = n_tile_row > NARROW_ROWS;
+    n_joint       = is_wide ? 1 : a.n_head_kv;
+    width         = round_up(n_tile_row, lanes);
+    dim_k         = round_up(a.head_dim_k, lanes);
+    dim_v         = round_up(a.head_dim_v, lanes);
+    logit_stride  = round_up(n_split_cells, BLOCK);
+    total_at      = width;
+    out_at        = total_at + width;
+    rest_at       = out_at + size_t(n_tile_row)*dim_v;
+    n_logit_row   = is_wide ? width : n_tile_row;
+    unit_floats   = rest_at + (a.scores == nullptr ? 0 : n_split == 1 ? a.n_cells : n_logit_row*logit_stride);
+    unit_floats   = (unit_floats + LINE - 1)/LINE*LINE;
 }
 
-void FusedAttention::attend(const Attention & a, float * workspace, int32_t i_thread, int32_t n_thread) const {
-    const int32_t n_block = (n_split_cells + BLOCK - 1)/BLOCK;
-    static thread_local Scratch scratch;
-    scratch.q.resize(size_t(n_row)*a.head_dim_k);
-    scratch.k.resize(size_t(BLOCK)*a.head_dim_k);
-    scratch.kt.resize(size_t(BLOCK)*a.head_dim_k);
-    scratch.v.resize(size_t(BLOCK)*a.head_dim_v);
-    scratch.logits.resize(size_t(n_row)*n_block*BLOCK);
-    scratch.mask.resize(size_t(n_tile_query)*BLOCK);
-    scratch.is_visible.resize(n_block);
+Unit Plan::unit(const Attention & a, int32_t i) const {
+    Unit u;
+    u.head = i % a.n_head_kv;
+    const int32_t split = i/a.n_head_kv % n_split, tile = i/(a.n_head_kv*n_split) % n_tile;
+    u.stream  = i/(a.n_head_kv*n_split*n_tile);
+    u.row     = tile*n_tile_row;
+    u.n_row   = std::min(n_tile_row, group*a.n_query - u.row);
+    u.cell    = split*n_split_cells;
+    u.n_cells = std::min(n_split_cells, a.n_cells - u.cell);
+    return u;
+}
 
-    for (int32_t i = i_thread; i < n_unit; i += n_thread) {
-        Unit u;
-        u.split  = i % n_split;
-        u.tile   = i/n_split % n_tile;
-        u.head   = i/(n_split*n_tile) % a.n_head_kv;
-        u.stream = i/(n_split*n_tile*a.n_head_kv);
-        u.query   = u.tile*n_tile_query;
-        u.n_query = std::min(n_tile_query, a.n_query - u.query);
-        u.cell    = u.split*n_split_cells;
-        u.n_cells = std::min(n_split_cells, a.n_cells - u.cell);
-        attend_unit(a, u, a.n_query <= FEW_QUERIES, unit_memory(workspace + i*unit_floats, n_row, a.head_dim_v),
-                    scratch);
+Scratch::Scratch(const Plan & p, std::vector<float> & memory) {
+    const std::pair<float **, size_t> parts[] = {
+        { &q, size_t(p.n_joint)*p.width*p.dim_k }, { &k, size_t(BLOCK)*p.dim_k }, { &v, size_t(BLOCK)*p.dim_v },
+        { &logits, p.n_joint*p.logit_stride*p.n_logit_row }, { &mask, size_t(p.n_tile_row + 1)*BLOCK }, 
+        { &weight, p.width }, { &factor, size_t(p.n_split)*p.width },
+        { &tops, (p.logit_stride/(STRETCH*BLOCK) + 1)*p.width },
+        { &is_hidden, p.logit_stride/BLOCK },
+    };
+    size_t n = LINE;
+    for (const auto & part : parts) {
+        n += (part.second + LINE - 1)/LINE*LINE;
+    }
+    if (memory.size() < n) {
+        memory.resize(n);
+    }
+    float * at = memory.data() + (LINE - reinterpret_cast<uintptr_t>(memory.data())/sizeof(float) % LINE) % LINE;
+    for (const auto & part : parts) {
+        *part.first = at;
+        at += (part.second + LINE - 1)/LINE*LINE;
     }
 }
 
-void FusedAttention::combine(const Attention & a, const float * workspace, int32_t i_thread, int32_t n_thread) const {
-    const int32_t group = a.n_head/a.n_head_kv;
-    const int32_t dv = a.head_dim_v;
-    const bool is_few = a.n_query <= FEW_QUERIES;
-    std::vector<float> factor(size_t(n_row)*n_split);  // what a split's e is to be multiplied with
+namespace {
 
-    // A piece of work: one tile of one head, plus, once per head, the scores.
-    for (int32_t i = i_thread; i < a.n_stream*a.n_head_kv*n_tile; i += n_thread) {
-        const int32_t tile = i % n_tile, head = i/n_tile % a.n_head_kv, stream = i/(n_tile*a.n_head_kv);
-        const int32_t n_query = std::min(n_tile_query, a.n_query - tile*n_tile_query);
-        const float * first = workspace + size_t(i)*n_split*unit_floats;
+// Hands out 0 .. n - 1, each to one thread: first what lies in a thread's own range, so that what it wrote in one step is
+// in its cache in the next, then what is left of the others'.
+class Shares {
+public:
+    void start() {
+        for (Range & range : ranges) {
+            range.taken.store(0, std::memory_order_relaxed);
+        }
+    }
 
-        for (int32_t r = 0; r < group*n_query; ++r) {
-            const int32_t h = head*group + r%group;
-            float largest = a.sinks != nullptr ? a.sinks[h] : NEG_INF;
-            for (int32_t s = 0; s < n_split; ++s) {
-                largest = std::max(largest, unit_memory(first + s*unit_floats, n_row, dv).largest[r]);
-            }
-            float sum = a.sinks != nullptr ? expf(a.sinks[h] - largest) : 0.0f;
-            for (int32_t s = 0; s < n_split; ++s) {
-                const UnitMemory m = unit_memory(first + s*unit_floats, n_row, dv);
-                const float f = m.largest[r] == NEG_INF ? 0.0f : expf(m.largest[r] - largest);
-                factor[size_t(r)*n_split + s] = f;
-                sum += f*m.sum[r];
-            }
-            const int32_t t = tile*n_tile_query + r/group;
-            float * out = a.out + ((size_t(stream)*a.n_query + t)*a.n_head + h)*dv;
-            memset(out, 0, dv*sizeof(float));
-            for (int32_t s = 0; s < n_split && sum > 0.0f; ++s) {
-                float & f = factor[size_t(r)*n_split + s];
-                f /= sum;
-                const float * part = unit_memory(first + s*unit_floats, n_row, dv).out + size_t(r)*dv;
-                for (int32_t d = 0; d < dv && f != 0.0f; ++d) {
-                    out[d] += f*part[d];
-                }
-            }
-        }
-
-        if (a.scores == nullptr || tile != 0) {
-            continue;
-        }
-        float * scores = a.scores + stream*a.scores_stream + head*a.scores_head;
-        const float fade = a.fade[stream];
-        for (int32_t c = 0; c < a.n_cells; ++c) {
-            scores[c] *= fade;
-        }
-        if (!is_few) {
-            for (int32_t other = 0; other < n_tile; ++other) {
-                const float * mass = unit_memory(first + other*unit_floats, n_row, dv).mass;
-                for (int32_t c = 0; c < a.n_cells; ++c) {
-                    scores[c] += mass[c];
-                }
-            }
-            continue;
-        }
-        for (int32_t s = 0; s < n_split; ++s) {
-            const float * mass = unit_memory(first + s*unit_floats, n_row, dv).mass;
-            const int32_t cell = s*n_split_cells;
-            const int32_t n = std::min(n_split_cells, a.n_cells - cell);
-            for (int32_t r = 0; r < group*n_query; ++r) {
-                const float w = factor[size_t(r)*n_split + s]*a.weights[stream*a.n_query + r/group];
-                for (int32_t c = 0; c < n; ++c) {
-                    scores[cell + c] += w*mass[size_t(r)*SPLIT_CELLS + c];
-                }
+    template <typename F>
+    void run(int32_t n, int32_t i_thread, int32_t n_thread, const F & f) {
+        const int32_t n_range = std::min(n_thread, N_RANGE);
+        for (int32_t k = 0; k < n_range; ++k) {
+            const int32_t r = (int32_t(int64_t(i_thread)*n_range/n_thread) + k) % n_range;
+            const int32_t first = int32_t(int64_t(n)*r/n_range), end = int32_t(int64_t(n)*(r + 1)/n_range);
+            for (int32_t i; (i = first + ranges[r].taken.fetch_add(1, std::memory_order_relaxed)) < end;) {
+                f(i);
             }
         }
     }
+
+private:
+    static constexpr int32_t N_RANGE = 16;
+    struct alignas(64) Range { std::atomic<int32_t> taken{0}; };
+    Range ranges[N_RANGE];
+};
+
+} // namespace
+
+struct FusedAttention::Work {
+    Shares units, parts;
+};
+
+FusedAttention::FusedAttention(const Attention & a, const Kernel & kernel) :
+    kernel(kernel), plan(std::make_unique<Plan>(a, kernel.lanes)), work(std::make_unique<Work>()) {}
+FusedAttention::FusedAttention(const Attention & a) : FusedAttention(a, *usable_kernels().front()) {}
+FusedAttention::~FusedAttention() = default;
+
+size_t FusedAttention::workspace_floats() const {
+    return plan->n_unit*plan->unit_floats;
+}
+
+void FusedAttention::start() {
+    work->units.start();
+    work->parts.start();
+}
+
+void FusedAttention::attend(const Attention & a, float * workspace, int32_t i_thread, int32_t n_thread) {
+    static thread_local std::vector<float> memory;
+    const Scratch scratch(*plan, memory);
+    const auto compute = plan->is_wide ? kernel.attend_wide : kernel.attend_narrow;
+    work->units.run(plan->n_unit/plan->n_joint, i_thread, n_thread, [&](int32_t i) {
+        i *= plan->n_joint;
+        compute(a, *plan, plan->unit(a, i), workspace + i*plan->unit_floats, scratch);
+    });
+}
+
+void FusedAttention::combine(const Attention & a, const float * workspace, int32_t i_thread, int32_t n_thread) {
+    static thread_local std::vector<float> memory;
+    const Scratch scratch(*plan, memory);
+    const int32_t n_part = PARTS_OF_THREAD*n_thread;
+    work->parts.run(a.n_stream*n_part*a.n_head_kv, i_thread, n_thread, [&](int32_t i) {
+        const int32_t head = i % a.n_head_kv, part = i/a.n_head_kv % n_part, stream = i/(a.n_head_kv*n_part);
+        kernel.combine(a, *plan, workspace, stream, head, part, n_part, scratch);
+    });
 }
 
 } // namespace h2og

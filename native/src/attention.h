@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 namespace h2og {
@@ -46,25 +47,33 @@ struct Attention {
 // Textbook loops in double precision, on one thread.
 void attention_reference(const Attention & a);
 
-// The same, fast, in two steps with a barrier between them: each of n_thread threads calls attend, then combine.
-// The result does not depend on n_thread.
+struct Kernel;
+struct Plan;
+
+// The kernels this CPU can run, the fastest first.
+std::vector<const Kernel *> usable_kernels();
+
+// The same, fast, in two steps with a barrier between them: after one start(), each of n_thread threads calls attend, then
+// combine.  A thread begins with its own share of the work and then takes what others have not begun.  The result does not
+// depend on how many threads there are, nor on which of them does what.
 class FusedAttention {
 public:
     explicit FusedAttention(const Attention & a);
+    FusedAttention(const Attention & a, const Kernel & kernel);
+    ~FusedAttention();
 
-    size_t workspace_floats() const { return size_t(n_unit)*unit_floats; }
+    size_t workspace_floats() const;
 
-    void attend (const Attention & a, float * workspace, int32_t i_thread, int32_t n_thread) const;
-    void combine(const Attention & a, const float * workspace, int32_t i_thread, int32_t n_thread) const;
+    void start();
+    void attend (const Attention & a, float * workspace, int32_t i_thread, int32_t n_thread);
+    void combine(const Attention & a, const float * workspace, int32_t i_thread, int32_t n_thread);
 
 private:
-    int32_t n_tile_query;   // queries of a tile, each with the G heads of its KV head
-    int32_t n_tile;         // tiles per KV head
-    int32_t n_split;        // pieces the cells are cut into
-    int32_t n_split_cells;
-    int32_t n_unit;         // stream x KV head x tile x split
-    int32_t n_row;          // rows of a tile: G * n_tile_query
-    size_t  unit_floats;
+    struct Work;
+
+    const Kernel & kernel;
+    std::unique_ptr<const Plan> plan;
+    std::unique_ptr<Work> work;
 };
 
 } // namespace h2og

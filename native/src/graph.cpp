@@ -20,7 +20,7 @@ namespace {
 struct Node {
     Attention shape;                        // sizes, types and scales; pointers are filled in when it is computed
     std::unique_ptr<FusedAttention> fused;  // nullptr: reference
-    float * scores;                         // of the first stream of the graph
+    float * scores = nullptr;               // of the first stream of the graph; nullptr: none wanted
 };
 
 // The input of every graph built while attached: query weights, fading, and the renumbered positions.
@@ -46,6 +46,11 @@ public:
 };
 
 void Input::set_input(const llama_ubatch * ubatch) {
+    for (const auto & node : nodes) {
+        if (node->fused != nullptr) {
+            node->fused->start();
+        }
+    }
     if (weights != nullptr && weights->buffer != nullptr) {
         // Within a ubatch the newer queries have faded less: weight w of query t counts w*decay^(n - 1 - t).
         const float decay = state.params.decay;
@@ -217,7 +222,9 @@ ggml_tensor * h2og_build_attention(
     const bool is_fused = state.params.attention == H2OG_ATTENTION_FUSED ||
         (state.params.attention == H2OG_ATTENTION_AUTO && layer->is_host);
     if (!is_fused && state.params.attention != H2OG_ATTENTION_REFERENCE) {
-        watch(g, in, *layer, stream, q, k, kq_mask, sinks, kq_scale, softcap);
+        if (state.params.is_scored) {
+            watch(g, in, *layer, stream, q, k, kq_mask, sinks, kq_scale, softcap);
+        }
         return nullptr;
     }
 
@@ -247,7 +254,9 @@ ggml_tensor * h2og_build_attention(
     }
     a.scale = kq_scale;
     a.softcap = softcap;
-    node->scores = static_cast<float *>(layer->scores->data) + stream*(layer->scores->nb[2]/sizeof(float));
+    if (state.params.is_scored) {
+        node->scores = static_cast<float *>(layer->scores->data) + stream*(layer->scores->nb[2]/sizeof(float));
+    }
     a.scores = node->scores;
     a.scores_head   = layer->scores->nb[1]/sizeof(float);
     a.scores_stream = layer->scores->nb[2]/sizeof(float);

@@ -1,4 +1,5 @@
 #include "state.h"
+#include "pages.h"
 
 #include "llama-kv-cache-iswa.h"
 #include "llama-memory-hybrid-iswa.h"
@@ -124,6 +125,9 @@ h2og_state::h2og_state(llama_context & ctx, const h2og_params & wanted) : ctx(&c
     for (const auto & layer : kv_layers) {
         layer_ids.push_back(int32_t(layer.il));
         layers.push_back({ int32_t(layer.il), layer.k, layer.v, nullptr, ggml_backend_buffer_is_host(layer.k->buffer) });
+        if (layers.back().is_host && (layers.size() == 1 || layers[layers.size() - 2].k->buffer != layer.k->buffer)) {
+            prefer_large_pages(ggml_backend_buffer_get_base(layer.k->buffer), ggml_backend_buffer_get_size(layer.k->buffer));
+        }
     }
 
     set_params(wanted);

@@ -1,10 +1,11 @@
 // The fused kernel against the reference: every cache type, head size, group size, mask, split and number of threads.
-#include "attention.h"
+#include "attention-plan.h"
 #include "check.h"
 
 #include <algorithm>
 #include <cmath>
 #include <random>
+#include <thread>
 #include <vector>
 
 using namespace h2og;
@@ -36,7 +37,23 @@ std::vector<char> rows_of(ggml_type type, const std::vector<float> & x, int64_t 
     return out;
 }
 
-void run(const Case & c) {
+void compute(FusedAttention & fused, const Attention & a, int32_t n_thread) {
+    std::vector<float> workspace(fused.workspace_floats(), NAN);
+    fused.start();
+    const auto on_all_threads = [&](const auto & step) {
+        std::vector<std::thread> threads;
+        for (int32_t i = 0; i < n_thread; ++i) {
+            threads.emplace_back([&step, i] { step(i); });
+        }
+        for (std::thread & thread : threads) {
+            thread.join();
+        }
+    };
+    on_all_threads([&](int32_t i) { fused.attend(a, workspace.data(), i, n_thread); });
+    on_all_threads([&](int32_t i) { fused.combine(a, workspace.data(), i, n_thread); });
+}
+
+void run(const Case & c, const Kernel & kernel) {
     const int64_t n_kv = int64_t(c.n_stream)*c.n_cells*c.n_head_kv;
     const auto q = gaussian(size_t(c.n_stream)*c.n_head*c.n_query*c.head_dim_k, 2.0f);
     const auto k = rows_of(c.type_k, gaussian(n_kv*c.head_dim_k), c.head_dim_k);
@@ -112,33 +129,26 @@ void run(const Case & c) {
     attention_reference(a);
 
     a.out = out.data(); a.scores = scores.data();
-    const FusedAttention fused(a);
-    std::vector<float> workspace(fused.workspace_floats(), NAN);
-    for (int32_t i = 0; i < c.n_thread; ++i) {
-        fused.attend(a, workspace.data(), i, c.n_thread);
-    }
-    for (int32_t i = 0; i < c.n_thread; ++i) {
-        fused.combine(a, workspace.data(), i, c.n_thread);
-    }
+    FusedAttention fused(a, kernel);
+    compute(fused, a, c.n_thread);
 
     // Probabilities carry the rounding of a dot product of head_dim terms, |q||k|/sqrt(d)*2^-24*sqrt(d): a few 1e-6.
     const auto compare = [&](const std::vector<float> & x, const std::vector<float> & ref, const char * what) {
         for (size_t i = 0; i < x.size(); ++i) {
             CHECK(std::fabs(x[i] - ref[i]) <= 2e-5f*(1.0f + std::fabs(ref[i])), "%s[%zu]: %g, reference %g; K %s V %s dk %d dv %d "
-                  "heads %d/%d queries %d cells %d threads %d", what, i, double(x[i]), double(ref[i]), ggml_type_name(c.type_k),
-                  ggml_type_name(c.type_v), c.head_dim_k, c.head_dim_v, c.n_head, c.n_head_kv, c.n_query, c.n_cells, c.n_thread);
+                  "heads %d/%d queries %d cells %d threads %d, %s", what, i, double(x[i]), double(ref[i]), ggml_type_name(c.type_k),
+                  ggml_type_name(c.type_v), c.head_dim_k, c.head_dim_v, c.n_head, c.n_head_kv, c.n_query, c.n_cells, c.n_thread, kernel.name);
         }
     };
     compare(out, out_ref, "out");
     compare(scores, scores_ref, "scores");
 
-    // Without scores the output is the same, bit for bit.
+    // Without scores, on one thread and computed again, the output is the same, bit for bit.
     std::vector<float> plain(n_out, NAN);
     a.out = plain.data(); a.scores = nullptr;
-    const FusedAttention bare(a);
-    workspace.assign(bare.workspace_floats(), NAN);
-    bare.attend(a, workspace.data(), 0, 1);
-    bare.combine(a, workspace.data(), 0, 1);
+    FusedAttention bare(a, kernel);
+    compute(bare, a, 1);
+    compute(bare, a, 1);
     CHECK(plain == out, "the output depends on whether scores are wanted, or on the number of threads");
 }
 
@@ -148,7 +158,12 @@ int main() {
     const ggml_type types[] = { GGML_TYPE_F32, GGML_TYPE_F16, GGML_TYPE_BF16, GGML_TYPE_Q8_0, GGML_TYPE_Q5_0, GGML_TYPE_Q5_1,
                                 GGML_TYPE_Q4_0, GGML_TYPE_Q4_1, GGML_TYPE_IQ4_NL };
     int n = 0;
-    const auto go = [&](const Case & c) { run(c); ++n; };
+    const auto go = [&](const Case & c) {
+        for (const Kernel * kernel : usable_kernels()) {
+            run(c, *kernel);
+            ++n;
+        }
+    };
     for (const ggml_type type : types) {
         for (const int32_t n_query : { 1, 3, 40 }) {
             go({ type, type, 64, 64, 6, 2, n_query, 300, 1, 0.0f, true, false, false, 2 });

@@ -124,7 +124,7 @@ void walk(llama_model & model, const tiny::Options & o, int32_t attention, int n
     const int32_t budget = 100, block = 16;
     RandomPolicy policy;
     policy.n_recent = 24;
-    const h2og_params params = { budget, block, attention, 0, 0.99f };
+    const h2og_params params = { budget, block, attention, 0, 0.99f, 1 };
     h2og_cache * cache = nullptr;
     CHECK(h2og_attach(ctx.get(), &params, &cache) == H2OG_OK, "%s", h2og_last_error());
     CHECK(h2og_set_policy(cache, RandomPolicy::victims, &policy) == H2OG_OK, "%s", h2og_last_error());
@@ -186,7 +186,7 @@ void walk(llama_model & model, const tiny::Options & o, int32_t attention, int n
 // A bad victim is refused with words, and nothing has changed.
 void refuses_bad_victims(llama_model & model) {
     const auto ctx = tiny::make_context(model, {});
-    const h2og_params params = { 100, 16, H2OG_ATTENTION_AUTO, 0, 1.0f };
+    const h2og_params params = { 100, 16, H2OG_ATTENTION_AUTO, 0, 1.0f, 1 };
     h2og_cache * cache = nullptr;
     CHECK(h2og_attach(ctx.get(), &params, &cache) == H2OG_OK, "%s", h2og_last_error());
     std::mt19937 rng(3);
@@ -212,7 +212,7 @@ void copies_whole_sequences(llama_model & model) {
     tiny::Options o;
     o.n_seq = 2;
     const auto ctx = tiny::make_context(model, o);
-    const h2og_params params = { 60, 16, H2OG_ATTENTION_AUTO, 0, 1.0f };
+    const h2og_params params = { 60, 16, H2OG_ATTENTION_AUTO, 0, 1.0f, 1 };
     RandomPolicy policy;
     policy.n_recent = 24;
     h2og_cache * cache = nullptr;
@@ -259,7 +259,7 @@ void copies_whole_sequences(llama_model & model) {
 
 // Handles and contexts may be freed in either order; a detached context goes on.
 void outlives(llama_model & model) {
-    const h2og_params params = { 100, 16, H2OG_ATTENTION_AUTO, 0, 1.0f };
+    const h2og_params params = { 100, 16, H2OG_ATTENTION_AUTO, 0, 1.0f, 1 };
     auto ctx = tiny::make_context(model, {});
     h2og_cache * cache = nullptr, * second = nullptr;
     CHECK(h2og_attach(ctx.get(), &params, &cache) == H2OG_OK, "%s", h2og_last_error());

@@ -12,7 +12,7 @@ import typer
 from typer.testing import CliRunner
 
 from h2o_gguf import __version__
-from h2o_gguf.cli import chat, run, summarize
+from h2o_gguf.cli import bench, chat, run, summarize
 from h2o_gguf.cli.app import app
 from h2o_gguf.cli.flags import expand_flags
 
@@ -22,6 +22,7 @@ COMMANDS = (
     "run",
     "summarize",
     "inspect",
+    "bench",
     "models list",
     "models fetch",
     "models remove",
@@ -80,7 +81,8 @@ def test_flags_have_llama_cpps_letters_names_and_variables(command: Any, name: s
 def test_help_names_every_option_of_the_command(command: str) -> None:
     result = runner.invoke(app, [*command.split(), "--help"], env={"COLUMNS": "200"})
     assert result.exit_code == 0
-    function = {"chat": chat.chat, "run": run.run, "summarize": summarize.summarize}.get(command)
+    functions = {"chat": chat.chat, "run": run.run, "summarize": summarize.summarize, "bench": bench.bench}
+    function = functions.get(command)
     for option in parameters(function).values() if function else ():
         for name in names_of(option):
             assert re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", result.stdout), name
@@ -92,7 +94,7 @@ def test_help_names_every_option_of_the_command(command: str) -> None:
 
 def test_help_of_the_whole_lists_the_commands() -> None:
     result = runner.invoke(app, ["--help"])
-    assert all(name in result.stdout for name in ("chat", "run", "summarize", "inspect", "models"))
+    assert all(name in result.stdout for name in ("chat", "run", "summarize", "inspect", "bench", "models"))
 
 
 def test_version_is_the_packages() -> None:

@@ -74,6 +74,17 @@ def test_stock_attention_gives_no_scores_and_stock_logits(tmp_path: Path) -> Non
         assert not run.cache.scores.any()
 
 
+@pytest.mark.parametrize("attention", ["auto", "fused", "composed", "reference"])
+def test_scores_cost_no_bit_of_the_logits(attention: str, tmp_path: Path) -> None:
+    path = build("llama", tmp_path / "m.gguf")
+    logits = []
+    for is_scored in (True, False):
+        with opened(path, budget=0, attention=attention, is_scored=is_scored) as run:
+            logits.append(np.concatenate([run.feed(TOKENS[:40], 32), run.feed(TOKENS[40:48], 1)]))
+            assert run.cache.scores.any() == is_scored
+    assert np.array_equal(*logits)
+
+
 def test_composed_scores_leave_the_logits_as_they_are(tmp_path: Path) -> None:
     path = build("qwen2", tmp_path / "m.gguf")
     with opened(path) as bare:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -123,6 +124,9 @@ def test_without_eviction_the_context_is_the_limit() -> None:
     sizes = plan(policy="none", n_ctx=300)
     assert (sizes.policy, sizes.n_ctx, sizes.n_ubatch) == (None, 300, 300)
     assert plan(policy=None).n_ctx == TRAIN
+    assert plan(policy=make("none", budget=300)).n_cells == 300
+    with pytest.raises(OptionError, match="n_ctx 400 contradicts the policy's budget 300"):
+        plan(policy=make("none", budget=300), n_ctx=400)
 
 
 @pytest.mark.parametrize("name", ["kv_budget", "heavy_ratio", "n_sink", "n_recent", "granularity"])
@@ -202,3 +206,16 @@ def test_h2o_plus_is_the_default_only_while_nothing_is_asked_for() -> None:
     assert not CacheOptions(kv_budget=100).is_default
     assert not CacheOptions(policy="h2o").is_default
     assert not CacheOptions(policy=make("none", budget=5)).evicts
+
+
+def test_only_the_name_none_means_nobody_not_an_object_that_has_it() -> None:
+    @dataclass(frozen=True)
+    class Mine:
+        budget: int = 64
+        name: str = "none"
+
+        def victims(self, view: Any, n: int) -> Any:
+            raise NotImplementedError
+
+    assert plan(policy=Mine()).policy is not None
+    assert not CacheOptions(policy=" None ").evicts

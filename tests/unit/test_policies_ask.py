@@ -68,6 +68,35 @@ def test_what_is_no_policy_is_refused(thing: Any) -> None:
         as_policy(thing)
 
 
+def test_numpys_integers_become_int_where_they_would_overflow() -> None:
+    policy = as_policy(Returning(None, budget=np.uint8(200), n_sink=np.int8(2), n_recent=np.uint8(8)))
+    numbers = policy.budget, policy.n_sink, policy.n_recent
+    assert numbers == (200, 2, 8) and {type(number) for number in numbers} == {int}
+
+
+def test_a_property_that_raises_is_a_policys_error() -> None:
+    class Broken(FromANotebook):
+        @property
+        def budget(self) -> int:  # type: ignore[override]
+            raise KeyError("mine")
+
+    with pytest.raises(PolicyError, match="'Broken': it raised KeyError: 'mine'"):
+        as_policy(Broken())
+
+
+class Explosive:
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise KeyError("mine")
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"), [([[1], [1, 2]], "inhomogeneous"), (Explosive(), "KeyError: 'mine'")]
+)
+def test_victims_that_are_no_array_are_a_policys_error(answer: Any, words: str) -> None:
+    with pytest.raises(PolicyError, match=f"victims are no array: .*{words}"):
+        ask(as_policy(Returning(answer)), a_view(), 2)
+
+
 def test_illegal_numbers_of_a_foreign_policy_are_refused() -> None:
     with pytest.raises(BudgetError, match="20 sinks"):
         as_policy(Returning(None, n_sink=20))

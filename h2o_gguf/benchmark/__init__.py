@@ -1,0 +1,1 @@
+"""Speed beside llama.cpp's own, measured in one interleaved run."""

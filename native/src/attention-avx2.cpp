@@ -1,0 +1,5 @@
+// The fused kernel for avx2.
+#if defined(__x86_64__)
+#define H2OG_ISA avx2
+#include "attention-kernel.h"
+#endif

@@ -1,0 +1,67 @@
+// How the fused kernel cuts a layer's attention into units, and what a unit's memory is.  Shared by all instruction sets.
+#pragma once
+
+#include "attention.h"
+
+namespace h2og {
+
+constexpr int32_t BLOCK   = 64;  // cells loaded and multiplied at once
+constexpr int32_t STRETCH = 8;   // blocks whose logits stay in a core's cache, where rows are many
+
+// A tile of rows of one KV head, against a range of cells.  A row is a query with one of the G heads of the KV head,
+// query-major; row r of a head is query r/G with head r%G.
+struct Unit {
+    int32_t stream, head;
+    int32_t row, n_row;
+    int32_t cell, n_cells;
+};
+
+struct Plan {
+    Plan(const Attention & a, int32_t lanes);
+
+    Unit unit(const Attention & a, int32_t i) const;
+
+    int32_t group;          // G, query heads of a KV head
+    int32_t n_tile_row;     // rows of a tile
+    int32_t n_tile;         // tiles of a KV head
+    int32_t n_split_cells;  // cells of a unit
+    int32_t n_split;        // ranges the cells are cut into
+    int32_t n_unit;         // stream x tile x split x KV head, the last fastest
+    int32_t n_joint;        // units computed together
+    bool    is_wide;        // which form of the kernel: many rows, or few
+    int32_t width;          // n_tile_row, rounded up to whole vectors
+    int32_t dim_k, dim_v;   // head sizes, rounded up likewise
+
+    // A unit's part of the workspace, in floats: top[width], total[width], out[n_tile_row][dim_v], and, if scores are
+    // wanted, the rest: with one split the cells' mass, with several e in the layout of the logits.
+    size_t  unit_floats, total_at, out_at, rest_at;
+    int32_t n_logit_row;    // rows of logits of a KV head: width, or n_tile_row if narrow
+    size_t  logit_stride;   // n_split_cells, rounded up to whole blocks
+};
+
+// What a thread needs while it works on a unit.
+struct Scratch {
+    Scratch(const Plan & p, std::vector<float> & memory);
+
+    float * q;          // narrow [n_head_kv][width][dim_k]; wide [dim_k][width]
+    float * k, * v;     // [BLOCK][dim_k], [BLOCK][dim_v]
+    float * logits;     // narrow [n_head_kv][width][logit_stride]; wide [logit_stride][width]
+    float * mask;       // [queries of a tile][BLOCK]
+    float * weight;     // [width]
+    float * factor;     // [n_split][width]
+    float * tops;       // [stretches of a unit][width]
+    float * is_hidden;  // [blocks of a unit]
+};
+
+// The kernel for one instruction set.
+struct Kernel {
+    const char * name;
+    int32_t lanes;
+    // The narrow form computes the units of all KV heads over a range of cells at once.
+    void (* attend_narrow)(const Attention & a, const Plan & p, const Unit & u, float * memory, const Scratch & s);
+    void (* attend_wide)  (const Attention & a, const Plan & p, const Unit & u, float * memory, const Scratch & s);
+    void (* combine)(const Attention & a, const Plan & p, const float * workspace, int32_t stream, int32_t head, int32_t part,
+                     int32_t n_part, const Scratch & s);
+};
+
+} // namespace h2og
