@@ -89,6 +89,7 @@ class TerminalInput:
             completer=WordCompleter(commands, sentence=True),
             complete_while_typing=False,
             multiline=True,
+            enable_suspend=True,
             key_bindings=_keys(),
             output=output,
             prompt_continuation="  ",

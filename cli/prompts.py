@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import BinaryIO, cast
 
+from h2o_gguf.cli.leaving import raising_at_interrupt
 from h2o_gguf.cli.render import notice
 from h2o_gguf.documents import Document, regular_size
 from h2o_gguf.errors import OptionError
@@ -57,7 +58,23 @@ def open_document(name: str) -> Document:
         size = regular_size(file)
     except (OSError, ValueError):
         size = None
-    return Document(file, "stdin", size, keeps_open=True)
+    return Document(cast(BinaryIO, _Stdin(file)), "stdin", size, keeps_open=True)
+
+
+class _Stdin:
+    """stdin for a document: Ctrl-C is heard while it is waited for, and one Ctrl-D ends it."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._is_over = False
+
+    def read(self, n: int) -> bytes:
+        if self._is_over:  # a terminal would begin anew
+            return b""
+        with raising_at_interrupt():
+            data = self._file.read(n)
+        self._is_over = len(data) < n
+        return data
 
 
 def warn_replaced(document: Document) -> None:

@@ -71,8 +71,8 @@ def terminal(environment: dict[str, str], home: Path) -> Iterator[OpenTerminal]:
     require_tmux()
     opened: list[Terminal] = []
 
-    def start(*arguments: object, **extra: str) -> Terminal:
-        opened.append(Terminal([*COMMAND, *map(str, arguments)], environment | extra, home))
+    def start(*arguments: object, command: list[str] = COMMAND, **extra: str) -> Terminal:
+        opened.append(Terminal([*command, *map(str, arguments)], environment | extra, home))
         return opened[-1]
 
     yield start

@@ -74,6 +74,21 @@ def test_native_code_that_hears_no_handler_is_left(environment: dict[str, str], 
         assert assert_leaves(process) == ""
 
 
+def test_waiting_for_stdin_is_left(environment: dict[str, str], model: Path, home: Path) -> None:
+    command = [*COMMAND, "summarize", "-", "-m", str(model), "--kv-budget", "512"]
+    with subprocess.Popen(
+        command, env=environment, cwd=home, text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        assert process.stdin is not None
+        process.stdin.write("The fox went to the sea.\n")
+        process.stdin.flush()
+        time.sleep(3)  # now it waits for more
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=PATIENCE_S) == 130
+        assert process.stderr is not None and process.stderr.read() == ""
+
+
 @pytest.mark.parametrize("delay_s", [0.1, 0.2, 0.4, 0.8, 1.6])
 def test_a_chat_is_left_quietly_after_any_time(
     environment: dict[str, str], model: Path, home: Path, delay_s: float

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from pathlib import Path
 
-from cli_harness import PROMPT, OpenTerminal, Terminal
+import pytest
+from cli_harness import COMMAND, PROMPT, OpenTerminal, Terminal
 
 LONG = "Tell me a very long story about the sea, with a hundred chapters."
 
@@ -126,3 +128,27 @@ def test_run_stops_at_ctrl_c_with_130_and_keeps_what_was_said(terminal: OpenTerm
     run.type("C-c")
     screen = run.wait("EXIT 130")
     assert "Traceback" not in screen
+
+
+@pytest.mark.parametrize("command", [("run", "-"), ("summarize", "-")])
+def test_one_ctrl_d_ends_a_typed_text(terminal: OpenTerminal, model: Path, command: tuple[str, ...]) -> None:
+    typing = terminal(*command, "-m", model, "--kv-budget", 512, "-n", 3)
+    typing.enter("The fox is red.")
+    typing.type("C-d")
+    typing.wait("EXIT 0")
+
+
+def test_ctrl_z_suspends_a_chat_and_it_goes_on(terminal: OpenTerminal, model: Path) -> None:
+    line = shlex.join([*COMMAND, "chat", "-m", str(model), "--kv-budget", "512", "-n", "3"])
+    shell = terminal(command=["bash", "--norc"])
+    shell.enter(line)
+    shell.wait(PROMPT)
+    shell.type("C-z")
+    shell.wait(r"Stopped[\s\S]*[#$] ?\Z")
+    shell.enter("fg")
+    shell.wait(PROMPT)
+    shell.enter("Hello")
+    shell.wait("cut at 3 tokens")
+    shell.wait(PROMPT)
+    shell.type("C-d")
+    shell.wait(r"[#$] ?\Z")
