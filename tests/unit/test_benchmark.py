@@ -214,6 +214,7 @@ def test_positions_that_cannot_be_renumbered_leave_room_for_evictions(tmp_path: 
         {"shares": (0.0,)},
         {"histories": (64,)},
         {"repeats": 0},
+        {"type_v": "q9"},
         {"stock": Path("nowhere")},
     ],
 )
@@ -278,7 +279,6 @@ def test_another_version_is_no_scale(tmp_path: Path) -> None:
     ("architecture", "settings", "error"),
     [
         ("mamba", Settings(), UnsupportedModelError),
-        ("llama", Settings(type_k="q9"), OptionError),
         ("llama", Settings(n_ubatch=250), BudgetError),
     ],
 )
