@@ -128,6 +128,30 @@ def test_what_is_here_is_not_fetched_again(folder: Path, without_pip: list[str])
     assert len(without_pip) == 3
 
 
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(WHOLE[:1000], f"has 1,000 bytes, not {len(WHOLE):,}"), (WHOLE[:-1] + b"x", "has the sha256 ")],
+)
+def test_a_damaged_file_is_fetched_again(
+    folder: Path, without_pip: list[str], content: bytes, words: str
+) -> None:
+    folder.mkdir()
+    path("made-up").write_bytes(content)
+    said: list[str] = []
+    assert fetch("made-up", on_damage=said.append).read_bytes() == WHOLE
+    assert len(said) == 1 and words in said[0]
+    assert len(without_pip) == 3
+
+
+def test_a_file_of_another_size_is_listed_as_damaged_and_not_loaded(folder: Path) -> None:
+    folder.mkdir()
+    path("made-up").write_bytes(WHOLE[:1000])
+    [status] = [one for one in list_models() if one.model.name == "made-up"]
+    assert status.is_damaged and not status.is_installed and status.n_file_bytes == 1000
+    with pytest.raises(ModelFileError, match=r"1,000 bytes of [\d,]+; fetch it again with: h2o-gguf models"):
+        resolve("made-up")
+
+
 def test_parts_that_arrived_are_kept_for_the_next_try(folder: Path, without_pip: list[str]) -> None:
     class Interrupted(Exception):
         pass
