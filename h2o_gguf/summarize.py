@@ -48,7 +48,7 @@ class Summary:
 
     n_document, n_read, n_written : tokens of the document, of the whole prompt, of the answer.
     n_evicted : entries evicted per KV head.  n_replaced : places of the document that were no text.
-    read_s, write_s : seconds.
+    read_s, write_s : seconds.  is_cut_by_context : the answer ended because the sequence can hold no more.
     """
 
     text: str
@@ -61,6 +61,7 @@ class Summary:
     kv: KVReport
     read_s: float
     write_s: float
+    is_cut_by_context: bool
 
 
 @checked
@@ -135,6 +136,7 @@ def summarize(
             kv=kv,
             read_s=read_s,
             write_s=time.perf_counter() - start_s,
+            is_cut_by_context=reply.is_cut_by_context,
         )
 
 
