@@ -102,10 +102,10 @@ def test_what_was_evicted_is_said_on_stderr(cli: RunCli, model: Path, home: Path
 def test_a_full_cache_under_policy_none_ends_with_4_and_the_answer_so_far(cli: RunCli, home: Path) -> None:
     require_runtime()
     build("llama", home / "tiny.gguf")
-    arguments = ("-m", "tiny.gguf", "--policy", "none", "-c", 64, "-n", 100, "--temp", 0)
+    arguments = ("-m", "tiny.gguf", "--policy", "none", "-c", 40, "-n", 100, "--temp", 0)
     done = cli("run", *arguments, "--raw", "-p", "Hi")
     assert done.returncode == 4 and done.stdout.strip()
-    assert "the context of 64 tokens is full" in done.stderr
+    assert "the context of 40 tokens is full" in done.stderr
     assert "--ctx-size" in done.stderr and "--policy h2o+" in done.stderr
     assert (
         json.loads(cli("run", *arguments, "--raw", "--json", "-p", "Hi").stdout)["finish_reason"] == "length"
@@ -114,10 +114,10 @@ def test_a_full_cache_under_policy_none_ends_with_4_and_the_answer_so_far(cli: R
 
 def test_an_answer_without_a_limit_ends_at_the_context_of_the_training(cli: RunCli, home: Path) -> None:
     require_runtime()
-    build("llama", home / "tiny.gguf", n_ctx_train=64)
-    done = cli("run", "-m", "tiny.gguf", "--kv-budget", 24, "--raw", "-n", -1, "--temp", 0, "-p", "Hi")
+    build("llama", home / "tiny.gguf", n_ctx_train=40)
+    done = cli("run", "-m", "tiny.gguf", "--kv-budget", 16, "--raw", "-n", -1, "--temp", 0, "-p", "Hi")
     assert done.returncode == 0
-    assert "the answer was cut at 64 tokens; -n N allows more" in done.stderr
+    assert "the answer was cut at 40 tokens; -n N allows more" in done.stderr
 
 
 def test_a_prompt_that_does_not_fit_is_refused_with_4_and_the_numbers(cli: RunCli, model: Path) -> None:
