@@ -23,6 +23,7 @@ __all__ = [
     "models_dir",
     "parts_dir",
     "path",
+    "refuse_name",
     "remove",
     "resolve",
 ]
@@ -216,6 +217,17 @@ def resolve(name_or_path: str | os.PathLike[str] | None = None) -> Path:
     if os.path.exists(where) or where.name != text or where.suffix.lower() == ".gguf":
         return where  # opening it says what is wrong with it
     raise ModelFileError(text, f"there is no such file, and no such model: {_others(text)}")
+
+
+def refuse_name(where: str | os.PathLike[str]) -> None:
+    """Raise ModelFileError, with the way from one to the other, for a catalog name where a file is meant."""
+    name = os.fspath(where)
+    if name.lower() in CATALOG and not os.path.exists(name):
+        raise ModelFileError(
+            name,
+            f"there is no such file. It is a name of the catalog: pass h2o_gguf.models.resolve({name!r}), "
+            f"once it is fetched with: h2o-gguf models fetch {name.lower()}",
+        )
 
 
 def _tree_bytes(folder: Path) -> int:

@@ -22,6 +22,7 @@ from h2o_gguf.models.catalog import (
     list_models,
     models_dir,
     path,
+    refuse_name,
     remove,
     resolve,
 )
@@ -253,6 +254,15 @@ def test_unknown_name_suggests_a_near_one() -> None:
 def test_name_not_fetched_yet_says_how_to(folder: Path) -> None:
     with pytest.raises(ModelFileError, match="h2o-gguf models fetch smollm2-135m"):
         resolve()
+
+
+def test_a_name_where_a_file_is_meant_is_told_the_way(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder.parent)
+    with pytest.raises(ModelFileError, match=r"resolve\('Made-Up'\).* h2o-gguf models fetch made-up"):
+        refuse_name("Made-Up")
+    refuse_name("no-such-name")
+    (folder.parent / "made-up").touch()
+    refuse_name("made-up")
 
 
 def test_paths_are_taken_as_they_are(folder: Path, tmp_path: Path) -> None:
