@@ -93,6 +93,7 @@ class TerminalInput:
             output=output,
             prompt_continuation="  ",
         )
+        _keep_lines_apart(self._session.input)
 
     def read(self) -> Message | None:
         """The next message; None at Ctrl-D."""
@@ -103,6 +104,19 @@ class TerminalInput:
                 notice(HINT)
             except EOFError:
                 return None
+
+
+def _keep_lines_apart(terminal: Any) -> None:
+    """What was typed before there was an editor, where the terminal made Ctrl-J of Enter, is lines again."""
+    from prompt_toolkit.input.typeahead import store_typeahead
+    from prompt_toolkit.keys import Keys
+
+    with terminal.raw_mode():
+        typed = terminal.read_keys()
+    for press in typed:
+        if press.key == Keys.ControlJ:
+            press.key = Keys.Enter
+    store_typeahead(terminal, typed)
 
 
 def _keys() -> Any:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING
 
 from h2o_gguf.cancel import CancelToken
+from h2o_gguf.cli.cuts import why_full
 from h2o_gguf.cli.interrupt import cancel_on_interrupt, no_echo
 from h2o_gguf.cli.render import complain, notice, speed
 from h2o_gguf.cli.streaming import Printer
@@ -77,13 +78,10 @@ class Conversation:
         if turn.finish_reason == "cancelled":
             notice("stopped; what was said is kept")
         elif turn.finish_reason == "length":
-            limit = self.session.max_tokens
-            if limit is not None and turn.n_written >= limit:
-                notice(f"cut at {limit:,} tokens; /set predict N allows more")
+            if turn.is_cut_by_context:
+                notice(f"cut: {why_full(kv)}; /clear starts anew")
             else:
-                notice(
-                    f"the context of {kv.budget:,} tokens is full, nothing may be evicted; /clear starts anew"
-                )
+                notice(f"cut at {turn.n_written:,} tokens; /set predict N allows more")
         if turn.n_evicted and not self._has_told_eviction:
             self._has_told_eviction = True
             system = ", the system message among them" if self.session.pins_system else ""

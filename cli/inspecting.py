@@ -13,7 +13,7 @@ from h2o_gguf import models
 from h2o_gguf.cli.guard import guarded
 from h2o_gguf.cli.opening import model_path
 from h2o_gguf.cli.options import CACHE_TYPES
-from h2o_gguf.cli.render import show_bytes
+from h2o_gguf.cli.render import as_flags, show_bytes
 from h2o_gguf.errors import BudgetError
 from h2o_gguf.models import ModelShape, Support
 from h2o_gguf.sizes import CacheOptions, Sizes, plan_model_sizes
@@ -192,7 +192,7 @@ def _facts(path: Path, shape: ModelShape, verdict: Support, weight: Weight) -> d
             "budget": weight.budget,
             "n_cells": weight.n_cells,
             "budget_bytes": weight.budget_bytes,
-            "problem": weight.problem,
+            "problem": as_flags(weight.problem),
             "n_ctx": weight.n_ctx,
             "full_bytes": weight.full_bytes,
         },
@@ -246,7 +246,7 @@ def _lines(path: Path, shape: ModelShape, verdict: Support, weight: Weight) -> l
         if weight.full_bytes:
             share = f"; bounded is {weight.budget_bytes / weight.full_bytes:.0%} of it"
     elif weight.problem:
-        lines.append(("KV bounded", f"refused: {weight.problem}"))
+        lines.append(("KV bounded", f"refused: {as_flags(weight.problem)}"))
     lines.append(
         (
             "KV full",

@@ -42,14 +42,18 @@ def cancel_on_interrupt() -> Iterator[CancelToken]:
 
 @contextmanager
 def no_echo() -> Iterator[None]:
-    """Keep what is typed meanwhile, ^C included, from appearing inside the answer."""
+    """Keep what is typed meanwhile, ^C included, from appearing inside the answer.
+
+    The terminal leaves its keys as they are for whoever reads next: Enter is not the same as Ctrl-J.
+    """
     if termios is None or not sys.stdin.isatty():
         yield
         return
     terminal = sys.stdin.fileno()
     before = termios.tcgetattr(terminal)
     quiet = [*before]
-    quiet[3] &= ~termios.ECHO
+    quiet[0] &= ~termios.ICRNL
+    quiet[3] &= ~(termios.ECHO | termios.ICANON)
     termios.tcsetattr(terminal, termios.TCSANOW, quiet)
     try:
         yield

@@ -40,6 +40,7 @@ def list_(
                 "sha256": status.model.sha256,
                 "is_default": status.model.name == DEFAULT_MODEL,
                 "is_installed": status.is_installed,
+                "is_damaged": status.is_damaged,
                 "path": str(status.path),
                 "disk_bytes": status.n_disk_bytes,
             }
@@ -50,10 +51,14 @@ def list_(
     width = max(len(status.model.name) for status in found)
     for status in found:
         state = "here" if status.is_installed else "started" if status.n_disk_bytes else "-"
+        size = show_bytes(status.model.n_bytes)
+        note = ""
+        if status.is_damaged and status.n_file_bytes is not None:
+            state, size = "damaged", show_bytes(status.n_file_bytes)
+            note = f", not {show_bytes(status.model.n_bytes)}: h2o-gguf models fetch {status.model.name}"
         default = " (default)" if status.model.name == DEFAULT_MODEL else ""
         typer.echo(
-            f"{status.model.name:<{width}}  {state:<7}  {show_bytes(status.model.n_bytes):>9}  "
-            f"{status.model.title}{default}"
+            f"{status.model.name:<{width}}  {state:<7}  {size:>9}  {status.model.title}{default}{note}"
         )
     notice(f"Models lie in {models_dir()}; $H2O_GGUF_MODELS names another folder.")
 

@@ -190,6 +190,6 @@ class SamplingFlags:
         int,
         typer.Option(
             "--predict", "-n", envvar="LLAMA_ARG_N_PREDICT", metavar="N", min=-1,
-            help="Most tokens to write; -1: until the model ends.",
+            help="Most tokens to write; -1: until the model ends, or as many as it was trained to see.",
         ),
     ] = -1  # fmt: skip

@@ -11,6 +11,7 @@ from rich.text import Text
 from h2o_gguf.report import KVReport
 
 __all__ = [
+    "as_flags",
     "bar",
     "complain",
     "evicted_line",
@@ -55,7 +56,7 @@ def notice(text: str) -> None:
 
 def complain(text: str) -> None:
     """Say what went wrong, with options named as on the command line."""
-    stderr().print(Text.assemble(("error: ", "bold red"), _as_flags(text)))
+    stderr().print(Text.assemble(("error: ", "bold red"), as_flags(text)))
 
 
 def show_bytes(n: int) -> str:
@@ -110,7 +111,7 @@ def kv_lines(kv: KVReport) -> list[str]:
     return lines
 
 
-def _as_flags(text: str) -> str:
+def as_flags(text: str) -> str:
     """The text with the Python API's names for options replaced by the flags."""
     for name, flag in FLAGS.items():
         text = re.sub(rf"(?<![\w./'\"-]){re.escape(name)}(?![\w./'\"-]|\.\w)", flag, text)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
+from h2o_gguf.cli.cuts import say_cut
 from h2o_gguf.cli.flags import expand_flags
 from h2o_gguf.cli.guard import guarded
 from h2o_gguf.cli.interrupt import cancel_on_interrupt
@@ -134,5 +135,7 @@ def _answer(session: ChatSession, question: str, *, as_json: bool, verbose: bool
         notice(f"read {speed(turn.n_read, turn.read_s)}, wrote {speed(turn.n_written, turn.write_s)}")
     if kv.evicted or verbose:
         notice(evicted_line(kv))
+    if turn.finish_reason == "length":
+        say_cut(turn, kv)
     if turn.finish_reason == "cancelled":
         raise typer.Exit(INTERRUPTED)

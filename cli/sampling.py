@@ -26,7 +26,7 @@ def sampling_options(flags: SamplingFlags) -> SamplingOptions:
 
 
 def max_tokens(flags: SamplingFlags) -> int | None:
-    """The limit of a reply; None without one."""
+    """The limit of a reply; None for the library's."""
     return None if flags.predict < 0 else flags.predict
 
 

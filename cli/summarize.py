@@ -8,6 +8,7 @@ from typing import Annotated, Optional
 
 import typer
 
+from h2o_gguf.cli.cuts import say_cut
 from h2o_gguf.cli.flags import expand_flags
 from h2o_gguf.cli.guard import guarded
 from h2o_gguf.cli.interrupt import cancel_on_interrupt
@@ -122,6 +123,6 @@ def summarize(
         )
         notice(f"{evicted_line(summary.kv)}; the KV cache takes {show_bytes(summary.kv.bytes)}")
         if summary.finish_reason == "length":
-            notice(f"the answer was cut at {summary.n_written:,} tokens; -n allows more")
+            say_cut(summary, summary.kv)
         if summary.finish_reason == "cancelled":
             raise typer.Exit(INTERRUPTED)

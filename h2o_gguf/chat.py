@@ -39,6 +39,7 @@ class Turn:
 
     n_read, n_written : tokens.  n_reused : tokens of the conversation that were in the cache already.
     n_evicted : entries per KV head evicted meanwhile.  read_s, write_s : seconds.
+    is_cut_by_context : the reply ended because the sequence can hold no more.
     """
 
     finish_reason: FinishReason
@@ -48,6 +49,7 @@ class Turn:
     n_evicted: int
     read_s: float
     write_s: float
+    is_cut_by_context: bool
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,8 @@ class ChatSession:
         pin: Spans = (),
         template: InstanceOf[ChatTemplate] | None = None,
     ) -> None:
-        """llm : H2OLlama.  seed : None draws anew each time.  max_tokens : of a reply; None no limit.
+        """llm : H2OLlama.  seed : None draws anew each time.  max_tokens : of a reply; None as many as the
+            model was trained to see.
 
         pin : half-open spans of positions that are never evicted either.
         """
@@ -237,6 +240,7 @@ class ChatSession:
                 n_evicted=0 if self._engine.is_closed else max(0, self.report().evicted - n_evicted),
                 read_s=read_s,
                 write_s=time.perf_counter() - start_s - read_s,
+                is_cut_by_context=reply.is_cut_by_context,
             )
 
     def _read(self, progress: Progress | None, cancel: CancelToken) -> tuple[int, int]:

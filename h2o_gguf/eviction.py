@@ -12,7 +12,7 @@ from h2o_gguf.errors import BudgetError
 from h2o_gguf.policies import Policy, ask
 from h2o_gguf.view import CacheView
 
-__all__ = ["Evictor", "NativeCache", "Span", "check_pins", "room_failure"]
+__all__ = ["Evictor", "NativeCache", "Span", "budget_for", "check_pins", "room_failure"]
 
 Span = tuple[int, int]  # half-open, positions
 
@@ -98,15 +98,27 @@ def check_pins(pins: Sequence[Span], policy: Policy) -> tuple[Span, ...]:
     spans = tuple((start, end) for start, end in merged)
     n_pinned = sum(max(0, end - max(start, policy.n_sink)) for start, end in spans)
     if n_pinned + policy.n_sink + policy.n_recent > policy.budget:
+        ways = [f"raise kv_budget to {budget_for(policy, n_pinned)} or more"]
+        if policy.n_sink + policy.n_recent < policy.budget:
+            ways.append("pin less")
+        if (n_recent := policy.budget - policy.n_sink - n_pinned) > 0:
+            ways.append(f"lower n_recent to {n_recent}")
         raise BudgetError(
             f"{n_pinned} pinned entries, {policy.n_sink} sinks and a recent window of {policy.n_recent} "
-            f"do not fit into a budget of {policy.budget}: raise kv_budget, pin less, or lower n_recent",
+            f"do not fit into a budget of {policy.budget}: {', or '.join(ways)}",
             budget=policy.budget,
             n_sink=policy.n_sink,
             n_recent=policy.n_recent,
             n_pinned=n_pinned,
         )
     return spans
+
+
+def budget_for(policy: Policy, n_pinned: int) -> int:
+    """A budget that n_pinned entries beside the sinks fit into, also if the recent window grows with it."""
+    if policy.n_recent == max(0, policy.budget - policy.n_sink) // 2:
+        return policy.n_sink + 2 * n_pinned  # the window is half of what the sinks leave
+    return policy.n_sink + n_pinned + policy.n_recent
 
 
 def room_failure() -> str:

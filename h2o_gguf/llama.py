@@ -29,6 +29,7 @@ from h2o_gguf.kinds import Callback, Int32, Integer, Number, Path, Switch, Text
 from h2o_gguf.lock import CallLock, Gone
 from h2o_gguf.lowlevel import LowLevel
 from h2o_gguf.models import cannot_generate, memory_bytes, read_header, shape_of
+from h2o_gguf.models.catalog import refuse_name
 from h2o_gguf.native import C, high, native_log
 from h2o_gguf.options import (
     KV_TYPES,
@@ -167,6 +168,7 @@ class H2OLlama(LowLevel, Completions, Sessions, high.Llama):  # type: ignore[mis
         model_options = loading.ModelOptions(n_gpu_layers=n_gpu_layers, **_chosen(ModelKeywords, options))
         self.model_params = model_options.params
         self._model_options = model_options  # owns arrays the parameters point to
+        refuse_name(self.model_path)
         header = read_header(self.model_path)
         if chat_format is not None and chat_handler is None:
             check_format(chat_format, template_names(header.metadata))

@@ -22,13 +22,14 @@ class Reply:
 
     text : without stop string and control tokens.  tokens : all but the one that ended the reply.
     finish_reason : "stop" the model ended it; "length" a limit was reached; "cancelled" it was cut off.
-    is_whole : the tokens say the text and nothing else.
+    is_whole : the tokens say the text and nothing else.  is_cut_by_context : the sequence can hold no more.
     """
 
     text: str = ""
     tokens: list[int] = field(default_factory=list)
     finish_reason: FinishReason = "cancelled"
     is_whole: bool = True
+    is_cut_by_context: bool = False
 
 
 def write_reply(
@@ -43,7 +44,11 @@ def write_reply(
     """Yield the pieces of the model's answer to what `engine` has read, and keep them in `reply`.
 
     Ends at a token that ends text or turn, at a stop string, after max_tokens, or when cancelled.
+
+    max_tokens : None for as many as the model was trained to see, since a bounded cache never ends a reply.
     """
+    if max_tokens is None:
+        max_tokens = engine.context.n_ctx_train
     vocab = engine.context.vocab
     characters, scanner = Utf8Stream(), StopScanner(stops)
     try:
@@ -63,6 +68,7 @@ def write_reply(
                     return
             else:
                 reply.finish_reason = "cancelled" if engine.cancelled else "length"
+                reply.is_cut_by_context = not engine.cancelled and len(reply.tokens) < max_tokens
         rest = scanner.finish()
         if scanner.stopped:
             reply.finish_reason = "stop"

@@ -222,7 +222,8 @@ def _refuse_cache_options(options: CacheOptions) -> None:
     for name in ("kv_budget", "heavy_ratio", "recent_ratio", "n_sink", "n_recent", "granularity"):
         if getattr(options, name) is not None:
             raise OptionError(
-                f"{name} needs a policy that evicts, and the policy is 'none': drop it, or choose a policy",
+                f"{name} needs a policy that evicts, and the policy is 'none': leave {name} out, "
+                "or choose one, such as policy='h2o+'",
                 name,
                 "policy",
             )

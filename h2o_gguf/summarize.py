@@ -15,6 +15,7 @@ from h2o_gguf.chat_template import ChatTemplate
 from h2o_gguf.checked import checked
 from h2o_gguf.documents import Document
 from h2o_gguf.errors import BudgetError, Cancelled, ContextOverflowError, OptionError
+from h2o_gguf.eviction import budget_for
 from h2o_gguf.kinds import Callback, Integer, Spans, Text
 from h2o_gguf.pieces import Tokenizer
 from h2o_gguf.reply import FinishReason, Reply, write_reply
@@ -48,7 +49,7 @@ class Summary:
 
     n_document, n_read, n_written : tokens of the document, of the whole prompt, of the answer.
     n_evicted : entries evicted per KV head.  n_replaced : places of the document that were no text.
-    read_s, write_s : seconds.
+    read_s, write_s : seconds.  is_cut_by_context : the answer ended because the sequence can hold no more.
     """
 
     text: str
@@ -61,6 +62,7 @@ class Summary:
     kv: KVReport
     read_s: float
     write_s: float
+    is_cut_by_context: bool
 
 
 @checked
@@ -135,6 +137,7 @@ def summarize(
             kv=kv,
             read_s=read_s,
             write_s=time.perf_counter() - start_s,
+            is_cut_by_context=reply.is_cut_by_context,
         )
 
 
@@ -234,7 +237,8 @@ def _check_fits(engine: Any, n_pinned: int) -> None:
     if n_protected >= policy.budget:
         raise BudgetError(
             f"instruction and question take {n_pinned} entries, the recent window {policy.n_recent}, which "
-            f"leaves nothing of the budget of {policy.budget} for the document: raise it or shorten them",
+            f"leaves nothing of the budget of {policy.budget} for the document: "
+            f"raise kv_budget to {budget_for(policy, n_pinned) + 1} or more, or shorten them",
             budget=policy.budget,
             n_recent=policy.n_recent,
             n_pinned=n_pinned,

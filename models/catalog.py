@@ -23,6 +23,7 @@ __all__ = [
     "models_dir",
     "parts_dir",
     "path",
+    "refuse_name",
     "remove",
     "resolve",
 ]
@@ -64,14 +65,23 @@ class CatalogModel:
 class ModelStatus:
     """A catalog model and what of it lies here.
 
-    path : where the file is, or would be. is_installed : it is there. n_disk_bytes : bytes in use, those of
-    an unfinished fetch included.
+    path : where the file is, or would be. is_installed : it is there, of the right size. n_file_bytes : what
+    is there, None for nothing. n_disk_bytes : bytes in use, those of an unfinished fetch included.
     """
 
     model: CatalogModel
     path: Path
-    is_installed: bool
+    n_file_bytes: int | None
     n_disk_bytes: int
+
+    @property
+    def is_installed(self) -> bool:
+        return self.n_file_bytes == self.model.n_bytes
+
+    @property
+    def is_damaged(self) -> bool:
+        """Whether there is a file of another size."""
+        return self.n_file_bytes is not None and not self.is_installed
 
 
 def _parts(prefix: str, n: int, version: str, member: str) -> tuple[Package, ...]:
@@ -160,8 +170,8 @@ def list_models() -> list[ModelStatus]:
     found = []
     for model in CATALOG.values():
         where = path(model.name)
-        size = where.stat().st_size if where.is_file() else 0
-        found.append(ModelStatus(model, where, where.is_file(), size + _tree_bytes(parts_dir(model.name))))
+        size = where.stat().st_size if where.is_file() else None
+        found.append(ModelStatus(model, where, size, (size or 0) + _tree_bytes(parts_dir(model.name))))
     return found
 
 
@@ -187,22 +197,37 @@ def resolve(name_or_path: str | os.PathLike[str] | None = None) -> Path:
     """The file meant by a catalog name or a path; None means the default model.
 
     A catalog name wins over a file of that name in the working folder; write ./NAME for the file.
-    Raises ModelFileError: a name not fetched yet, or neither a file nor a name.
+    Raises ModelFileError: a name not fetched yet, a fetched file of the wrong size, or neither a file nor a
+    name.
     """
     text = os.fspath(name_or_path) if name_or_path is not None else DEFAULT_MODEL
     if not text:
         raise ModelFileError(text, "the name is empty; name a GGUF file or one of the catalog's models")
     if text.lower() in CATALOG:
-        where = path(text)
+        where, n_bytes = path(text), entry(text).n_bytes
+        command = f"h2o-gguf models fetch {text.lower()}"
         if not where.is_file():
+            raise ModelFileError(text, f"it is not here yet; fetch it with: {command}")
+        if (size := where.stat().st_size) != n_bytes:
             raise ModelFileError(
-                text, f"it is not here yet; fetch it with: h2o-gguf models fetch {text.lower()}"
+                text, f"{where} is damaged, {size:,} bytes of {n_bytes:,}; fetch it again with: {command}"
             )
         return where
     where = Path(os.path.expanduser(text))
     if os.path.exists(where) or where.name != text or where.suffix.lower() == ".gguf":
         return where  # opening it says what is wrong with it
     raise ModelFileError(text, f"there is no such file, and no such model: {_others(text)}")
+
+
+def refuse_name(where: str | os.PathLike[str]) -> None:
+    """Raise ModelFileError, with the way from one to the other, for a catalog name where a file is meant."""
+    name = os.fspath(where)
+    if name.lower() in CATALOG and not os.path.exists(name):
+        raise ModelFileError(
+            name,
+            f"there is no such file. It is a name of the catalog: pass h2o_gguf.models.resolve({name!r}), "
+            f"once it is fetched with: h2o-gguf models fetch {name.lower()}",
+        )
 
 
 def _tree_bytes(folder: Path) -> int:

@@ -40,8 +40,12 @@ class FetchError(ModelFileError):
         self.reason = reason
 
 
-def fetch(name: str, progress: Progress | None = None) -> Path:
-    """Fetch this catalog model unless it is here, and return its path.
+def fetch(
+    name: str, progress: Progress | None = None, on_damage: Callable[[str], None] | None = None
+) -> Path:
+    """Fetch this catalog model unless it is here, whole, with the right sha256, and return its path.
+
+    on_damage : told what is wrong with a file that is here and is replaced.
 
     Parts that arrived before an interruption are not downloaded again. The file appears under its name only
     when it is whole and its sha256 is right.
@@ -50,11 +54,15 @@ def fetch(name: str, progress: Progress | None = None) -> Path:
     """
     model = entry(name)
     where = path(model.name)
-    if where.is_file():
-        return where
     report = progress or (lambda done, total, stage: None)
     parts = parts_dir(model.name)
     with _disk_errors(model):
+        if where.is_file():
+            damage = _damage(model, where, report)
+            if not damage:
+                return where
+            if on_damage is not None:
+                on_damage(damage)
         parts.mkdir(parents=True, exist_ok=True)
         _check_space(model, parts)
         done = 0
@@ -71,6 +79,21 @@ def fetch(name: str, progress: Progress | None = None) -> Path:
         _join(model, files, where, report)
         shutil.rmtree(parts, ignore_errors=True)
     return where
+
+
+def _damage(model: CatalogModel, where: Path, report: Progress) -> str:
+    """What is wrong with the file, "" for nothing."""
+    size = where.stat().st_size
+    if size != model.n_bytes:
+        return f"{where} has {size:,} bytes, not {model.n_bytes:,}"
+    digest = hashlib.sha256()
+    done = 0
+    with where.open("rb") as file:
+        while chunk := file.read(CHUNK):
+            digest.update(chunk)
+            done += len(chunk)
+            report(done, model.n_bytes, "checking")
+    return "" if digest.hexdigest() == model.sha256 else f"{where} has the sha256 {digest.hexdigest()}"
 
 
 def _shifted(report: Progress, start: int, total: int, stage: str) -> Callable[[int], None]:

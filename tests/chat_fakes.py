@@ -50,7 +50,7 @@ class FakeEngine:
     """
 
     def __init__(self, replies: Sequence[Sequence[int]], *, n_exact: int = 10**9, n_ctx: int = 10**9) -> None:
-        self.context = SimpleNamespace(vocab=FakeVocab())
+        self.context = SimpleNamespace(vocab=FakeVocab(), n_ctx_train=10**6)
         self.tokens: list[int] = []
         self.pins: list[tuple[int, int]] = []
         self.policy: Any = None

@@ -212,8 +212,8 @@ def _evictable(view: CacheView, n: int, policy: Policy) -> NDArray[np.bool_]:
     n_recent = n_used - fewest - n_sink - n_pinned
     raise BudgetError(
         f"{n} entries must go from every KV head, but only {fewest} of {n_used} may: {n_sink} are sinks, "
-        f"{n_pinned} pinned, {n_recent} recent; raise the budget ({policy.budget}) by {n - fewest} or more, "
-        "or protect less",
+        f"{n_pinned} pinned, {n_recent} recent; raise the budget (kv_budget, {policy.budget}) by "
+        f"{n - fewest} or more, or protect less",
         budget=policy.budget,
         n_sink=n_sink,
         n_recent=n_recent,

@@ -47,7 +47,7 @@ def select_lowest(
     if n_evictable < n:
         raise BudgetError(
             f"{n} entries must go from every KV head, but only {n_evictable} of {view.n_used} may: "
-            "raise the budget, or protect less",
+            "raise the budget (kv_budget), or protect less",
             n_protected=view.n_used - n_evictable,
         )
     victims = np.empty((*pos.shape[:2], n), np.int32)

@@ -107,9 +107,10 @@ def check_budget(budget: int, n_sink: int, n_recent: int) -> Budget:
         n_recent = max(0, budget - n_sink) // 2
     n_protected = n_sink + n_recent
     if n_protected > budget:
+        lower = " or ".join(name for name, n in (("n_sink", n_sink), ("n_recent", n_recent)) if n)
         raise BudgetError(
             f"{n_protected} entries per KV head are protected ({n_sink} sinks, {n_recent} recent), "
-            f"the budget is {budget}: raise it to {n_protected} or more, or protect less",
+            f"the budget is {budget}: raise it (kv_budget) to {n_protected} or more, or lower {lower}",
             budget=budget,
             n_sink=n_sink,
             n_recent=n_recent,

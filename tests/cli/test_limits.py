@@ -41,6 +41,20 @@ def test_a_batch_larger_than_the_context_is_one_that_fits(cli: RunCli) -> None:
     assert_refused(cli(*RUN, "-b", 1_000_000, "--kv-budget", 100), 2, "lower --batch-size to 156")
 
 
+def test_budget_errors_name_flags_and_numbers_that_are_taken(cli: RunCli) -> None:
+    assert_refused(
+        cli(*RUN, "--kv-budget", 300), 2, "256 positions the model knows: lower --kv-budget to 255"
+    )
+    assert_refused(
+        cli(*RUN, "--kv-budget", 2), 2, "raise it (--kv-budget) to 4 or more, or lower --kv-evict-sink\n"
+    )
+    assert_refused(
+        cli(*RUN, "--policy", "none", "--kv-budget", 30), 2, "leave --kv-budget out", "--policy h2o+"
+    )
+    done = cli("inspect", "tiny.gguf", "--kv-budget", 300)
+    assert done.returncode == 0 and "lower --kv-budget to 255" in done.stdout
+
+
 @pytest.mark.parametrize("n_ctx_train", [0, 2**32 - 1])
 @pytest.mark.parametrize("command", [RUN, (*RUN, "--policy", "none"), ("inspect", "tiny.gguf")])
 def test_a_model_with_an_absurd_context_is_its_files_fault(

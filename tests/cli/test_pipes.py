@@ -19,7 +19,7 @@ def test_only_the_answer_is_on_stdout_and_nothing_has_colour(cli: RunCli, model:
     done = cli("run", "-m", model, *QUICK, "-p", "What is a fox?")
     assert done.returncode == 0
     assert done.stdout.strip() and done.stdout.endswith("\n") and "\x1b" not in done.stdout
-    assert done.stderr == ""
+    assert done.stderr == "the answer was cut at 8 tokens; -n N allows more\n"
 
 
 def test_stdin_goes_before_the_file_and_the_file_before_the_prompt(
@@ -97,6 +97,27 @@ def test_what_was_evicted_is_said_on_stderr(cli: RunCli, model: Path, home: Path
     assert result["usage"]["document_tokens"] == pytest.approx(40 * 10, rel=0.1)
     assert result["kv"]["used"] <= 256
     assert result["kv"]["evicted"] == result["kv"]["n_past"] - result["kv"]["used"]
+
+
+def test_a_full_cache_under_policy_none_ends_with_4_and_the_answer_so_far(cli: RunCli, home: Path) -> None:
+    require_runtime()
+    build("llama", home / "tiny.gguf")
+    arguments = ("-m", "tiny.gguf", "--policy", "none", "-c", 40, "-n", 100, "--temp", 0)
+    done = cli("run", *arguments, "--raw", "-p", "Hi")
+    assert done.returncode == 4 and done.stdout.strip()
+    assert "the context of 40 tokens is full" in done.stderr
+    assert "--ctx-size" in done.stderr and "--policy h2o+" in done.stderr
+    assert (
+        json.loads(cli("run", *arguments, "--raw", "--json", "-p", "Hi").stdout)["finish_reason"] == "length"
+    )
+
+
+def test_an_answer_without_a_limit_ends_at_the_context_of_the_training(cli: RunCli, home: Path) -> None:
+    require_runtime()
+    build("llama", home / "tiny.gguf", n_ctx_train=40)
+    done = cli("run", "-m", "tiny.gguf", "--kv-budget", 16, "--raw", "-n", -1, "--temp", 0, "-p", "Hi")
+    assert done.returncode == 0
+    assert "the answer was cut at 40 tokens; -n N allows more" in done.stderr
 
 
 def test_a_prompt_that_does_not_fit_is_refused_with_4_and_the_numbers(cli: RunCli, model: Path) -> None:

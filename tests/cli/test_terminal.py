@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import time
 from pathlib import Path
@@ -46,6 +47,19 @@ def test_ctrl_c_stops_the_answer_keeps_it_and_the_next_turn_works(
     chat.wait(r"Thank you\.\n\w+[\s\S]*" + PROMPT)
     chat.enter("/kv")
     chat.wait("conversation: 4 messages")
+
+
+def test_lines_typed_ahead_are_sent_one_by_one_in_order(terminal: OpenTerminal, model: Path) -> None:
+    chat = terminal("chat", "-m", model, "--seed", 1, "--kv-budget", 512, "-n", 30)
+    chat.enter("/set top_k 7")  # while the model loads
+    chat.enter(LONG)
+    chat.wait(r"top_k is 7[\s\S]*chapters\.\n\w+")
+    for line in ("/set top_k 8", "/kx", "Thank you.", "/kv"):  # while it answers
+        chat.enter(line)
+    chat.type("C-d")
+    screen = chat.wait("EXIT 0")
+    assert re.search(r"top_k is 8[\s\S]*unknown command /kx[\s\S]*^> Thank you\.\n\w+", screen, re.M)
+    assert "conversation: 4 messages" in screen
 
 
 def test_ctrl_d_leaves_with_0(terminal: OpenTerminal, model: Path) -> None:

@@ -196,6 +196,16 @@ def test_a_broken_file_is_refused_with_the_reason(
     assert capfd.readouterr() == ("", "")
 
 
+def test_a_catalog_name_is_no_path_and_the_error_says_how(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from h2o_gguf import H2OLlama
+
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelFileError, match=r"h2o_gguf\.models\.resolve\('smollm2-135m'\)"):
+        H2OLlama("smollm2-135m")
+
+
 @pytest.mark.parametrize("path", ["missing.gguf", "."])
 def test_a_missing_file_and_a_folder_are_refused(path: str, tmp_path: Path) -> None:
     from h2o_gguf import H2OLlama

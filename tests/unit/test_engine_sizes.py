@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from h2o_gguf.errors import BudgetError, OptionError
+from h2o_gguf.eviction import check_pins
 from h2o_gguf.policies import H2O, make
 from h2o_gguf.sizes import CacheOptions, Sizes, plan_sizes
 
@@ -219,3 +220,16 @@ def test_only_the_name_none_means_nobody_not_an_object_that_has_it() -> None:
 
     assert plan(policy=Mine()).policy is not None
     assert not CacheOptions(policy=" None ").evicts
+
+
+@pytest.mark.parametrize("name", ["h2o+", "h2o", "streaming", "random"])
+@pytest.mark.parametrize("n_pinned", [10, 20, 57])
+def test_the_budget_that_an_error_about_pins_names_is_taken(name: str, n_pinned: int) -> None:
+    for knobs in ({}, {"n_recent": 3}):
+        policy = make(name, budget=8, **knobs)
+        pins = [(100, 100 + n_pinned)]
+        with pytest.raises(BudgetError, match="do not fit") as caught:
+            check_pins(pins, policy)
+        found = re.search(r"raise kv_budget to (\d+) or more", str(caught.value))
+        assert found is not None
+        check_pins(pins, make(name, budget=int(found[1]), **knobs))

@@ -22,6 +22,7 @@ from h2o_gguf.models.catalog import (
     list_models,
     models_dir,
     path,
+    refuse_name,
     remove,
     resolve,
 )
@@ -128,6 +129,30 @@ def test_what_is_here_is_not_fetched_again(folder: Path, without_pip: list[str])
     assert len(without_pip) == 3
 
 
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(WHOLE[:1000], f"has 1,000 bytes, not {len(WHOLE):,}"), (WHOLE[:-1] + b"x", "has the sha256 ")],
+)
+def test_a_damaged_file_is_fetched_again(
+    folder: Path, without_pip: list[str], content: bytes, words: str
+) -> None:
+    folder.mkdir()
+    path("made-up").write_bytes(content)
+    said: list[str] = []
+    assert fetch("made-up", on_damage=said.append).read_bytes() == WHOLE
+    assert len(said) == 1 and words in said[0]
+    assert len(without_pip) == 3
+
+
+def test_a_file_of_another_size_is_listed_as_damaged_and_not_loaded(folder: Path) -> None:
+    folder.mkdir()
+    path("made-up").write_bytes(WHOLE[:1000])
+    [status] = [one for one in list_models() if one.model.name == "made-up"]
+    assert status.is_damaged and not status.is_installed and status.n_file_bytes == 1000
+    with pytest.raises(ModelFileError, match=r"1,000 bytes of [\d,]+; fetch it again with: h2o-gguf models"):
+        resolve("made-up")
+
+
 def test_parts_that_arrived_are_kept_for_the_next_try(folder: Path, without_pip: list[str]) -> None:
     class Interrupted(Exception):
         pass
@@ -229,6 +254,15 @@ def test_unknown_name_suggests_a_near_one() -> None:
 def test_name_not_fetched_yet_says_how_to(folder: Path) -> None:
     with pytest.raises(ModelFileError, match="h2o-gguf models fetch smollm2-135m"):
         resolve()
+
+
+def test_a_name_where_a_file_is_meant_is_told_the_way(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder.parent)
+    with pytest.raises(ModelFileError, match=r"resolve\('Made-Up'\).* h2o-gguf models fetch made-up"):
+        refuse_name("Made-Up")
+    refuse_name("no-such-name")
+    (folder.parent / "made-up").touch()
+    refuse_name("made-up")
 
 
 def test_paths_are_taken_as_they_are(folder: Path, tmp_path: Path) -> None:

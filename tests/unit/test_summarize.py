@@ -72,11 +72,12 @@ def test_an_empty_document_is_refused() -> None:
 
 def test_an_instruction_that_fills_the_budget_is_refused_with_the_numbers() -> None:
     llm = FakeLlama("x")
-    llm.engine.policy = SimpleNamespace(n_recent=32, budget=64)
+    llm.engine.policy = SimpleNamespace(n_sink=0, n_recent=30, budget=64)
     with pytest.raises(BudgetError) as caught:
         summarize(llm, document("text"), instruction="x" * 100)
     assert caught.value.budget == 64
     assert caught.value.n_pinned > 100
+    assert f"raise kv_budget to {caught.value.n_pinned + 30 + 1} or more" in str(caught.value)
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
