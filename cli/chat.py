@@ -100,7 +100,7 @@ def chat(
         if not session.template.is_own:
             notice("this model has no chat template; a plain one is used (a base model may ramble)")
         sets_off = is_terminal and sys.stdout.isatty()
-        conversation = Conversation(session, sets_off=sets_off, verbose=model.verbose)
+        conversation = Conversation(session, sets_off=sets_off, verbose=model.verbose > 0)
         if first:
             conversation.say("\n\n".join(first))
         while (message := messages.read()) is not None:

@@ -17,7 +17,7 @@ from h2o_gguf.errors import H2OError
 __all__ = ["COMMANDS", "LEAVE", "handle"]
 
 LEAVE = "leave"
-LATER = {"/save": "saving a chat", "/load": "loading a chat", "/why": "explaining what was kept"}
+MISSING = {"/save": "save a chat", "/load": "load a chat", "/why": "explain what was kept"}
 
 
 @dataclass(frozen=True)
@@ -36,16 +36,20 @@ def handle(conversation: Conversation, line: str) -> str | None:
     if command is None:
         _unknown(name)
         return None
+    argument = argument.strip()
+    if argument and not command.usage:
+        notice(f"{name} takes no argument, {argument!r} is unknown; nothing was done")
+        return None
     try:
-        return command.run(conversation, argument.strip())
+        return command.run(conversation, argument)
     except H2OError as error:
         complain(str(error))
         return None
 
 
 def _unknown(name: str) -> None:
-    if name in LATER:
-        notice(f"{name} is not available yet: {LATER[name]} comes in a later version")
+    if name in MISSING:
+        notice(f"there is no {name}: this version cannot {MISSING[name]}")
         return
     near = difflib.get_close_matches(name, COMMANDS, n=1)
     hint = f"did you mean {near[0]}? " if near else ""
@@ -59,7 +63,8 @@ def _help(conversation: Conversation, _: str) -> None:
     for usage, does in lines:
         out.print(f"{usage:<{width}}  {does}", markup=False)
     out.print('""" begins and ends a message of many lines; pasted lines stay together', markup=False)
-    out.print("Ctrl-C stops an answer, Ctrl-D leaves", markup=False)
+    out.print("Alt-Enter or Ctrl-J begins a new line, Tab completes commands, Up brings back", markup=False)
+    out.print("what was typed; Ctrl-C stops an answer, Ctrl-D leaves", markup=False)
 
 
 def _exit(conversation: Conversation, _: str) -> str:
@@ -108,8 +113,8 @@ def _system(conversation: Conversation, argument: str) -> None:
 
 def _set(conversation: Conversation, argument: str) -> None:
     name, _, value = argument.partition(" ")
-    if not name or not value.strip():
-        for line in show_settings(conversation.session):
+    if not value.strip():
+        for line in show_settings(conversation.session, name):
             stderr().print(line, markup=False)
         return
     notice(change_setting(conversation.session, name, value.strip()))
@@ -120,8 +125,10 @@ def _kv(conversation: Conversation, _: str) -> None:
     out = stderr()
     for line in kv_lines(session.report()):
         out.print(line, markup=False)
+    n = len(session.messages)
+    messages = f"{n} {'message' if n == 1 else 'messages'}"
     out.print(
-        f"this conversation: {len(session.messages)} messages, {session.n_tokens_read:,} tokens read, "
+        f"this conversation: {messages}, {session.n_tokens_read:,} tokens read, "
         f"{session.n_tokens_written:,} written",
         markup=False,
     )

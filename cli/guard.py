@@ -65,7 +65,7 @@ def _is_ours(error: Exception) -> bool:
 
 def _is_verbose(kwargs: dict[str, Any]) -> bool:
     return any(
-        value is True if name == "verbose" else getattr(value, "verbose", False)
+        bool(value) if name == "verbose" else getattr(value, "verbose", False)
         for name, value in kwargs.items()
     )
 

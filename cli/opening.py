@@ -63,8 +63,7 @@ def open_model(model: ModelFlags, cache: CacheFlags, default_budget: int) -> H2O
     pinned_spans(cache)
     path = model_path(model.model)
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    if not model.verbose:
-        logging.getLogger("h2o_gguf.native").setLevel(logging.ERROR)
+    logging.getLogger("h2o_gguf.native").setLevel(logging.INFO if model.verbose == 1 else logging.ERROR)
     policy, budget = _policy_and_budget(cache)
     if budget is None and policy != NO_POLICY:
         budget = _default_budget(path, model, default_budget)
@@ -85,7 +84,7 @@ def open_model(model: ModelFlags, cache: CacheFlags, default_budget: int) -> H2O
             flash_attn=_is_on(model.flash_attn),
             type_k=cache.cache_type_k,
             type_v=cache.cache_type_v,
-            verbose=model.verbose,
+            verbose=model.verbose > 1,
         )
 
 

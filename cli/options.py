@@ -75,9 +75,12 @@ class ModelFlags:
         ),
     ] = "auto"
     verbose: Annotated[
-        bool,
-        typer.Option("--verbose", "-v", help="Show the native log, and tracebacks of errors."),
-    ] = False
+        int,
+        typer.Option(
+            "--verbose", "-v", count=True, metavar="", show_default=False,
+            help="Show speeds, the native log, and tracebacks of errors; -vv: the native log in full.",
+        ),
+    ] = 0  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -108,7 +108,7 @@ def run(
             pin=pinned_spans(cache),
             template=template,
         )
-        _answer(session, question, as_json=as_json, verbose=model.verbose, model_path=str(llm.model_path))
+        _answer(session, question, as_json=as_json, verbose=model.verbose > 0, model_path=str(llm.model_path))
 
 
 def _answer(session: ChatSession, question: str, *, as_json: bool, verbose: bool, model_path: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -69,6 +71,12 @@ def test_broken_models_are_refused_with_the_reason(cli: RunCli, home: Path, comm
 def test_a_model_name_that_is_nearly_right_is_suggested(cli: RunCli) -> None:
     assert_refused(cli("models", "fetch", "smollm2-135"), 3, "smollm2-135m")
     assert_refused(cli("run", "-p", "hi", "-m", "nonsense"), 3, "the catalog has")
+
+
+def test_the_package_runs_as_a_module(environment: dict[str, str], home: Path) -> None:
+    command = [sys.executable, "-m", "h2o_gguf", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=home, check=True)
+    assert done.stdout.startswith("h2o-gguf ")
 
 
 def test_a_traceback_needs_verbose(cli: RunCli) -> None:
