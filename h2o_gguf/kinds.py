@@ -77,7 +77,7 @@ class Whole:
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         number = core_schema.int_schema(strict=True, ge=self.low, le=self.high)
-        span = "" if self.low is None else f" from {self.low} to {self.high}"
+        span = "" if self.low is None else f" from {self.low} to {self.high:,}"
         if (self.low, self.high) == (INT32_MIN, INT32_MAX):
             span = " of 32 bits"
         return _in_words(_from_numpy(number), f"a whole number{span}{self.note}")
@@ -131,7 +131,8 @@ def _path(value: Any) -> str:
     text = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(text, str) or "\0" in text:
         raise ValueError
-    return utf8(text)
+    os.fsencode(text)  # which has bytes for names on disk that are no UTF-8
+    return text
 
 
 Listed = BeforeValidator(_listed)  # arrays, sets and iterators are lists; texts, bytes and mappings are not

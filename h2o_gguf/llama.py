@@ -25,7 +25,7 @@ from h2o_gguf.engine import UNBOUNDED, Engine
 from h2o_gguf.errors import ClosedError, OptionError, UnsupportedModelError
 from h2o_gguf.eviction import NativeCache
 from h2o_gguf.host_memory import require_bytes
-from h2o_gguf.kinds import Callback, Int32, Integer, Number, Path, Positive, Switch, Text
+from h2o_gguf.kinds import Callback, Int32, Integer, Number, Path, Switch, Text
 from h2o_gguf.lock import CallLock, Gone
 from h2o_gguf.lowlevel import LowLevel
 from h2o_gguf.models import cannot_generate, memory_bytes, read_header, shape_of
@@ -33,6 +33,7 @@ from h2o_gguf.native import C, high, native_log
 from h2o_gguf.options import (
     KV_TYPES,
     Attention,
+    BatchSize,
     CacheType,
     ContextKeywords,
     ContextSize,
@@ -104,11 +105,11 @@ class H2OLlama(LowLevel, Completions, Sessions, high.Llama):  # type: ignore[mis
         n_recent: Int32 | None = None,
         pin: Pin | None = None,
         granularity: Granularity | None = None,
-        kv_block: Positive = 64,
+        kv_block: BatchSize = 64,
         attention: Attention = "auto",
         n_ctx: ContextSize = 0,
-        n_batch: Positive | None = None,
-        n_ubatch: Positive | None = None,
+        n_batch: BatchSize | None = None,
+        n_ubatch: BatchSize | None = None,
         n_threads: Threads | None = None,
         n_threads_batch: Threads | None = None,
         n_gpu_layers: GpuLayers = 0,

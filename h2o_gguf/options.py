@@ -30,7 +30,7 @@ from h2o_gguf.kinds import (
     scalar,
     utf8,
 )
-from h2o_gguf.models.memory import CACHE_TYPES
+from h2o_gguf.models.memory import CACHE_TYPES, MAX_CELLS
 from h2o_gguf.policies import is_policy
 from h2o_gguf.schemas import check_schema
 
@@ -210,7 +210,8 @@ Granularity = Annotated[Literal["head", "layer", "token"], Must("'head', 'layer'
 Attention = Annotated[
     Literal["auto", "fused", "composed", "reference"], Must("'auto', 'fused', 'composed' or 'reference'")
 ]
-ContextSize = Annotated[int, Whole(0, note=" (0: the model's)")]
+ContextSize = Annotated[int, Whole(0, MAX_CELLS, " (0: the model's)")]
+BatchSize = Annotated[int, Whole(1, MAX_CELLS)]
 Threads = Annotated[int, Whole(0, MAX_THREADS, " (0: all cores)")]
 GpuLayers = Annotated[int, Whole(note=" (-1: all layers)")]
 CacheType = Annotated[int | str, Made(_cache_type, f"{', '.join(KV_TYPES)}, or llama.cpp's number for it")]
