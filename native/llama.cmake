@@ -76,8 +76,9 @@ foreach(feature ${cpu_features})
     endif()
 endforeach()
 
-# ggml has threads of its own: without OpenMP a wheel needs no libgomp, which a machine without a compiler lacks.
-if(NOT DEFINED GGML_OPENMP)
+# OpenMP where the build stays on this machine: its threads wake at once, where ggml's own now and then share a core for
+# some milliseconds. A wheel does without, since it would need libgomp, which a machine without a compiler lacks.
+if(NOT DEFINED GGML_OPENMP AND NOT GGML_NATIVE)
     set(GGML_OPENMP OFF)
 endif()
 
