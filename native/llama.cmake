@@ -78,7 +78,7 @@ endforeach()
 
 # OpenMP where the build stays on this machine: its threads wake at once, where ggml's own now and then share a core for
 # some milliseconds. A wheel does without, since it would need libgomp, which a machine without a compiler lacks.
-if(NOT DEFINED GGML_OPENMP AND NOT GGML_NATIVE)
+if(NOT DEFINED GGML_OPENMP AND (NOT GGML_NATIVE OR H2OG_SANITIZE))
     set(GGML_OPENMP OFF)
 endif()
 
