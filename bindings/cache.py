@@ -17,7 +17,7 @@ from h2o_gguf.errors import BudgetError, ClosedError, H2OError, OptionError, Pol
 
 __all__ = ["ATTENTIONS", "CacheInfo", "KVCache", "NativeView", "check_context"]
 
-ATTENTIONS = ("auto", "fused", "composed", "reference", "stock")  # values of h2og_attention, in order
+ATTENTIONS = ("auto", "fused", "composed", "reference")  # values of h2og_attention, in order
 
 POLICY_RAISED = 1
 
@@ -73,7 +73,7 @@ class KVCache:
     budget : entries per KV head after an eviction, 1 .. n_cells; 0: never evict.
     block : entries evicted at once while decoding, >= 1.
     decay : per token decay of the scores, (0, 1].
-    attention : "auto", "fused", "composed", "reference", or "stock" (llama.cpp's own, without scores).
+    attention : "auto", "fused", "composed" (llama.cpp's own, watched for scores) or "reference".
     n_pos_max : rotary positions stay below this; 0: the trained context.
     is_scored : sum the attention mass of every entry; otherwise scores stay 0.
     seq : the sequence that the methods without an argument of their own speak of.

@@ -13,7 +13,7 @@ from h2o_gguf.cli.bench_files import require_plots, write_files
 from h2o_gguf.cli.bench_table import show
 from h2o_gguf.cli.guard import guarded
 from h2o_gguf.cli.opening import model_path
-from h2o_gguf.cli.options import CACHE_TYPES
+from h2o_gguf.cli.options import KeyType, ValueType
 from h2o_gguf.cli.progress import LateBar
 from h2o_gguf.cli.render import notice
 
@@ -86,26 +86,8 @@ def bench(
             help="Tokens computed at once while reading.",
         ),
     ] = None,
-    cache_type_k: Annotated[
-        str,
-        typer.Option(
-            "--cache-type-k",
-            "-ctk",
-            envvar="LLAMA_ARG_CACHE_TYPE_K",
-            metavar="TYPE",
-            help=f"Type of the keys: {CACHE_TYPES}.",
-        ),
-    ] = "f16",
-    cache_type_v: Annotated[
-        str,
-        typer.Option(
-            "--cache-type-v",
-            "-ctv",
-            envvar="LLAMA_ARG_CACHE_TYPE_V",
-            metavar="TYPE",
-            help="Type of the values.",
-        ),
-    ] = "f16",
+    cache_type_k: KeyType = "f16",
+    cache_type_v: ValueType = "f16",
     as_json: Annotated[bool, typer.Option("--json", help="Write JSON instead of a table.")] = False,
     out: Annotated[
         Optional[Path],  # noqa: UP045

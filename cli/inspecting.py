@@ -12,7 +12,7 @@ import typer
 from h2o_gguf import models
 from h2o_gguf.cli.guard import guarded
 from h2o_gguf.cli.opening import model_path
-from h2o_gguf.cli.options import CACHE_TYPES
+from h2o_gguf.cli.options import KeyType, ValueType
 from h2o_gguf.cli.render import as_flags, show_bytes
 from h2o_gguf.errors import BudgetError
 from h2o_gguf.models import ModelShape, Support
@@ -69,26 +69,8 @@ def inspect(
             help="Tokens computed at once.",
         ),
     ] = None,
-    cache_type_k: Annotated[
-        str,
-        typer.Option(
-            "--cache-type-k",
-            "-ctk",
-            envvar="LLAMA_ARG_CACHE_TYPE_K",
-            metavar="TYPE",
-            help=f"Type of the keys: {CACHE_TYPES}.",
-        ),
-    ] = "f16",
-    cache_type_v: Annotated[
-        str,
-        typer.Option(
-            "--cache-type-v",
-            "-ctv",
-            envvar="LLAMA_ARG_CACHE_TYPE_V",
-            metavar="TYPE",
-            help="Type of the values.",
-        ),
-    ] = "f16",
+    cache_type_k: KeyType = "f16",
+    cache_type_v: ValueType = "f16",
     as_json: Annotated[bool, typer.Option("--json", help="Write JSON.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show tracebacks of errors.")] = False,
 ) -> None:

@@ -13,9 +13,28 @@ import typer
 from h2o_gguf.cli.flags import mark_environment
 from h2o_gguf.models import memory
 
-__all__ = ["CacheFlags", "ModelFlags", "SamplingFlags"]
+__all__ = ["CacheFlags", "KeyType", "ModelFlags", "SamplingFlags", "ValueType"]
 
-CACHE_TYPES = ", ".join(memory.CACHE_TYPES)
+KeyType = Annotated[
+    str,
+    typer.Option(
+        "--cache-type-k",
+        "-ctk",
+        envvar="LLAMA_ARG_CACHE_TYPE_K",
+        metavar="TYPE",
+        help=f"Type of the keys: {', '.join(memory.CACHE_TYPES)}.",
+    ),
+]
+ValueType = Annotated[
+    str,
+    typer.Option(
+        "--cache-type-v",
+        "-ctv",
+        envvar="LLAMA_ARG_CACHE_TYPE_V",
+        metavar="TYPE",
+        help="Type of the values.",
+    ),
+]
 
 
 @dataclass(frozen=True)
@@ -124,23 +143,8 @@ class CacheFlags:
             help="Positions, FROM up to TO, that are never evicted either; may be given again.",
         ),
     ] = None
-    cache_type_k: Annotated[
-        str,
-        typer.Option(
-            "--cache-type-k", "-ctk", envvar="LLAMA_ARG_CACHE_TYPE_K", metavar="TYPE",
-            help=f"Type of the keys: {CACHE_TYPES}.",
-        ),
-    ] = "f16"  # fmt: skip
-    cache_type_v: Annotated[
-        str,
-        typer.Option(
-            "--cache-type-v",
-            "-ctv",
-            envvar="LLAMA_ARG_CACHE_TYPE_V",
-            metavar="TYPE",
-            help="Type of the values.",
-        ),
-    ] = "f16"
+    cache_type_k: KeyType = "f16"
+    cache_type_v: ValueType = "f16"
 
 
 @dataclass(frozen=True)

@@ -49,9 +49,8 @@ enum { H2OG_DECODE_FAILED = -100 };
 enum h2og_attention {
     H2OG_ATTENTION_AUTO      = 0,  // fused where the layer is in host memory, composed elsewhere
     H2OG_ATTENTION_FUSED     = 1,  // our CPU kernel
-    H2OG_ATTENTION_COMPOSED  = 2,  // llama.cpp's attention; scores from stock graph nodes, on any backend
+    H2OG_ATTENTION_COMPOSED  = 2,  // llama.cpp's own; scores, if wanted, from stock graph nodes, on any backend
     H2OG_ATTENTION_REFERENCE = 3,  // plain scalar loops in double precision: slow, for tests
-    H2OG_ATTENTION_STOCK     = 4,  // llama.cpp's attention and no scores
 };
 
 // Read-only picture of one sequence's cache, valid during the callback or until the next call on the cache.

@@ -15,7 +15,7 @@ namespace {
 
 constexpr int32_t FEW_QUERIES     = 8;    // up to this many, the cells are split among threads
 constexpr int32_t SPLIT_CELLS     = 256;
-constexpr int32_t NARROW_ROWS     = 8;    // rows of a KV head from which on they fill vectors
+constexpr int32_t NARROW_ROWS     = 8;    // up to this many rows of a KV head the narrow form is used
 constexpr int32_t N_TILE_ROW      = 32;   // rows whose logits of a few thousand cells stay in a core's cache
 constexpr int32_t PARTS_OF_THREAD = 2;    // parts the combining work of a KV head is cut into
 constexpr size_t  LINE            = 16;   // floats of a cache line
@@ -77,7 +77,7 @@ Unit Plan::unit(const Attention & a, int32_t i) const {
 Scratch::Scratch(const Plan & p, std::vector<float> & memory) {
     const std::pair<float **, size_t> parts[] = {
         { &q, size_t(p.n_joint)*p.width*p.dim_k }, { &k, size_t(BLOCK)*p.dim_k }, { &v, size_t(BLOCK)*p.dim_v },
-        { &logits, p.n_joint*p.logit_stride*p.n_logit_row }, { &mask, size_t(p.n_tile_row + 1)*BLOCK }, 
+        { &logits, p.n_joint*p.logit_stride*p.n_logit_row }, { &mask, size_t(p.n_tile_row + 1)*BLOCK },
         { &weight, p.width }, { &factor, size_t(p.n_split)*p.width },
         { &tops, (p.logit_stride/(STRETCH*BLOCK) + 1)*p.width },
         { &is_hidden, p.logit_stride/BLOCK },

@@ -45,7 +45,7 @@ struct Scratch {
 
     float * q;          // narrow [n_head_kv][width][dim_k]; wide [dim_k][width]
     float * k, * v;     // [BLOCK][dim_k], [BLOCK][dim_v]
-    float * logits;     // narrow [n_head_kv][width][logit_stride]; wide [logit_stride][width]
+    float * logits;     // narrow [n_head_kv][n_logit_row][logit_stride]; wide [logit_stride][width]
     float * mask;       // [queries of a tile][BLOCK]
     float * weight;     // [width]
     float * factor;     // [n_split][width]

@@ -199,7 +199,7 @@ ggml_tensor * h2og_build_attention(
     Input & in = input_of(g, state);
     state.rotations[il] = find_rotation(q);
     Layer * layer = layer_of(state, k);
-    if (layer == nullptr || kq_b != nullptr || state.params.attention == H2OG_ATTENTION_STOCK) {
+    if (layer == nullptr || kq_b != nullptr) {
         return nullptr;
     }
     ggml_context * ctx = g.ctx0;

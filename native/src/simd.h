@@ -228,7 +228,5 @@ H2OG_INLINE vf tanh(vf x) {
     return x < 0.0f ? -t : t;
 }
 
-constexpr int32_t round_up(int32_t n, int32_t to) { return (n + to - 1)/to*to; }
-
 } // namespace H2OG_ISA
 } // namespace h2og

@@ -157,7 +157,7 @@ void h2og_state::set_params(const h2og_params & wanted) {
     if (!(wanted.decay > 0.0f && wanted.decay <= 1.0f)) {
         fail(H2OG_INVALID, "decay is %g, and must be in (0, 1]", double(wanted.decay));
     }
-    if (wanted.attention < H2OG_ATTENTION_AUTO || wanted.attention > H2OG_ATTENTION_STOCK) {
+    if (wanted.attention < H2OG_ATTENTION_AUTO || wanted.attention > H2OG_ATTENTION_REFERENCE) {
         fail(H2OG_INVALID, "attention is %d, and there is no such kind", wanted.attention);
     }
     if (wanted.n_pos_max < 0) {

@@ -119,12 +119,13 @@ struct Walker {
     }
 };
 
-void walk(llama_model & model, const tiny::Options & o, int32_t attention, int n_step, uint32_t seed, bool graph_moves = false) {
+void walk(llama_model & model, const tiny::Options & o, int32_t attention, bool is_scored, int n_step, uint32_t seed,
+          bool graph_moves = false) {
     const auto ctx = tiny::make_context(model, o);
     const int32_t budget = 100, block = 16;
     RandomPolicy policy;
     policy.n_recent = 24;
-    const h2og_params params = { budget, block, attention, 0, 0.99f, 1 };
+    const h2og_params params = { budget, block, attention, 0, 0.99f, is_scored };
     h2og_cache * cache = nullptr;
     CHECK(h2og_attach(ctx.get(), &params, &cache) == H2OG_OK, "%s", h2og_last_error());
     CHECK(h2og_set_policy(cache, RandomPolicy::victims, &policy) == H2OG_OK, "%s", h2og_last_error());
@@ -288,17 +289,17 @@ int main(int argc, char ** argv) {
     for (const ggml_type type : types) {
         tiny::Options o;
         o.type_k = o.type_v = type;
-        walk(*model, o, H2OG_ATTENTION_AUTO, n_step, seed++);
-        walk(*model, o, H2OG_ATTENTION_STOCK, n_step/2, seed++, true);
+        walk(*model, o, H2OG_ATTENTION_AUTO, true, n_step, seed++);
+        walk(*model, o, H2OG_ATTENTION_COMPOSED, false, n_step/2, seed++, true);
     }
     tiny::Options transposed;
     transposed.flash = false;
-    walk(*model, transposed, H2OG_ATTENTION_AUTO, n_step, seed++);
+    walk(*model, transposed, H2OG_ATTENTION_AUTO, true, n_step, seed++);
     tiny::Options many;
     many.n_seq = 3;
-    walk(*model, many, H2OG_ATTENTION_AUTO, n_step, seed++);
-    walk(*model, {}, H2OG_ATTENTION_COMPOSED, n_step, seed++);
-    walk(*model, {}, H2OG_ATTENTION_STOCK, n_step, seed++);
+    walk(*model, many, H2OG_ATTENTION_AUTO, true, n_step, seed++);
+    walk(*model, {}, H2OG_ATTENTION_COMPOSED, true, n_step, seed++);
+    walk(*model, {}, H2OG_ATTENTION_COMPOSED, false, n_step, seed++);
     refuses_bad_victims(*model);
     copies_whole_sequences(*model);
     outlives(*model);

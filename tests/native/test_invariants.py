@@ -104,12 +104,13 @@ def test_rolling_back_and_reading_again_gives_the_same_logits(model: Path, name:
         assert len(run.tokens) == 188
 
 
-@pytest.mark.parametrize("attention", ["fused", "composed", "stock"])
-def test_a_budget_never_reached_changes_no_bit(model: Path, attention: str) -> None:
+@pytest.mark.parametrize("is_scored", [True, False])
+@pytest.mark.parametrize("attention", ["fused", "composed"])
+def test_a_budget_never_reached_changes_no_bit(model: Path, attention: str, is_scored: bool) -> None:
     tokens = random_tokens(100)
-    with opened(model, budget=0, attention=attention) as run:
+    with opened(model, budget=0, attention=attention, is_scored=is_scored) as run:
         expected = np.concatenate([run.feed(tokens[:80], 32), run.feed(tokens[80:], 1)])
-    with opened(model, budget=128, block=8, attention=attention) as run:
+    with opened(model, budget=128, block=8, attention=attention, is_scored=is_scored) as run:
         policy_of(run, make("h2o+", 128))
         got = np.concatenate([run.feed(tokens[:80], 32), run.feed(tokens[80:], 1)])
         assert run.cache.n_evicted == 0

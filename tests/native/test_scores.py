@@ -65,11 +65,11 @@ def test_one_query_sees_only_itself_at_first(tmp_path: Path) -> None:
         assert run.cache.scores.sum() == 2 * run.cache.n_layer * run.cache.n_head_kv
 
 
-def test_stock_attention_gives_no_scores_and_stock_logits(tmp_path: Path) -> None:
+def test_composed_attention_without_scores_is_llama_cpps_own(tmp_path: Path) -> None:
     path = build("llama", tmp_path / "m.gguf")
     with opened(path) as bare:
         expected = bare.feed(TOKENS, 32)
-    with opened(path, budget=0, attention="stock") as run:
+    with opened(path, budget=0, attention="composed", is_scored=False) as run:
         assert np.array_equal(run.feed(TOKENS, 32), expected)
         assert not run.cache.scores.any()
 
