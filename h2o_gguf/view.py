@@ -9,6 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from h2o_gguf.errors import PolicyError
+from h2o_gguf.observation import Observation
+
 __all__ = ["CacheView"]
 
 FLOAT32_BITS = 24  # weights below 2^-24 no longer change a float32 sum
@@ -26,6 +29,10 @@ class CacheView:
     decay : factor per token the scores were summed with, in [0, 1]; 1.0 is the plain sum.
     layer_ids : the model's layer of each row.
     pins : half-open spans of positions that are never victims.
+    observation : keys, values and recent queries, layer by layer; None where there is no cache to read.
+    traces : float32[n_trace, n_layer, n_head_kv, n_cells], what the policy's observe() returned, carried
+        along with the entries; 0 for new ones.
+    n_unobserved : the newest tokens that observe() has not seen.
     """
 
     scores: NDArray[np.float32]
@@ -35,6 +42,9 @@ class CacheView:
     decay: float = 1.0
     layer_ids: tuple[int, ...] = ()
     pins: tuple[tuple[int, int], ...] = ()
+    observation: Observation | None = None
+    traces: NDArray[np.float32] | None = None
+    n_unobserved: int = 0
 
     def __post_init__(self) -> None:
         if self.pos.ndim != 3 or self.scores.shape != self.pos.shape:
@@ -71,6 +81,37 @@ class CacheView:
         if self.pins:
             free &= ~self.pinned()
         return free
+
+    @property
+    def seen(self) -> Observation:
+        """The observation.  Raises: PolicyError, there is none."""
+        if self.observation is None:
+            raise PolicyError("this view was made without keys, values and queries")
+        return self.observation
+
+    def attention(self, row: int) -> NDArray[np.float32]:
+        """Attention of the recorded queries over the entries held now.
+
+        float32[n_head_kv, n_group, n_observed, n_cells]; the softmax of each query runs over the entries at
+        its position and before. row : a layer's index in this view.
+
+        Raises: PolicyError, there is no observation.
+        """
+        seen = self.seen
+        logits = seen.logits(row, seen.queries(row), seen.keys(row))
+        pos = self.pos[row, :, None, None, :]
+        hidden = (pos < 0) | (pos > seen.query_pos[:, None])
+        logits = np.where(hidden, np.float32(-np.inf), logits)
+        peak = logits.max(-1, keepdims=True)
+        sinks = seen.sinks(row)
+        if sinks is not None:
+            peak = np.maximum(peak, sinks[..., None, None])
+        mass = np.exp(logits - np.where(np.isfinite(peak), peak, 0))
+        total = mass.sum(-1, keepdims=True)
+        if sinks is not None:
+            total += np.exp(sinks[..., None, None] - peak)
+        shares: NDArray[np.float32] = mass / np.maximum(total, np.finfo(np.float32).tiny)
+        return shares
 
     def queries_seen(self) -> NDArray[np.float32]:
         """How many queries could see each entry, faded like scores: float32[n_layer, n_head_kv, n_cells].

@@ -47,6 +47,18 @@ class Policy(Protocol):
     def decay(self) -> float:
         """Factor by which scores fade per token, 0 to 1.  Default: 1, the plain sum."""
 
+    @property
+    def n_observed(self) -> int:
+        """Queries of the newest n_observed tokens are recorded for view.observation.  Default: 0."""
+
+    @property
+    def n_trace(self) -> int:
+        """Numbers carried along with every entry, in view.traces.  Default: 0.
+
+        Its method observe(view) -> float32[n_trace, n_layer, n_head_kv, n_cells] returns the new traces.
+        It is called before victims and at least every n_observed tokens.
+        """
+
     def victims(self, view: CacheView, n: int) -> Cells:
         """Return n different victims per KV head: int32[n_layer, n_head_kv, n], cell indices."""
 
@@ -62,10 +74,16 @@ class _Completed:
     n_recent: int
     needs_scores: bool
     decay: float
+    n_observed: int
+    n_trace: int
 
     def victims(self, view: CacheView, n: int) -> Cells:
         victims: Cells = self.inner.victims(view, n)
         return victims
+
+    def observe(self, view: CacheView) -> NDArray[np.float32]:
+        traces: NDArray[np.float32] = self.inner.observe(view)
+        return traces
 
 
 def is_policy(thing: Any) -> bool:
@@ -115,6 +133,8 @@ def _completed(policy: Any) -> Policy:
         n_recent=numbers.n_recent,
         needs_scores=bool(getattr(policy, "needs_scores", True)),
         decay=decay,
+        n_observed=whole("n_observed", getattr(policy, "n_observed", 0), 0),
+        n_trace=whole("n_trace", getattr(policy, "n_trace", 0), 0),
     )
 
 

@@ -28,6 +28,8 @@ class H2O:
 
     name: ClassVar[str] = "h2o"
     needs_scores: ClassVar[bool] = True
+    n_observed: ClassVar[int] = 0
+    n_trace: ClassVar[int] = 0
     decay: ClassVar[float] = 1.0  # the plain sum
 
     def __post_init__(self) -> None:

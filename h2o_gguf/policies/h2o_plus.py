@@ -32,6 +32,8 @@ class H2OPlus:
 
     name: ClassVar[str] = "h2o+"
     needs_scores: ClassVar[bool] = True
+    n_observed: ClassVar[int] = 0
+    n_trace: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
         settle(self)

@@ -26,6 +26,8 @@ class NoEviction:
     n_sink: ClassVar[int] = 0
     n_recent: ClassVar[int] = 0
     needs_scores: ClassVar[bool] = False
+    n_observed: ClassVar[int] = 0
+    n_trace: ClassVar[int] = 0
     decay: ClassVar[float] = 1.0
 
     def __post_init__(self) -> None:

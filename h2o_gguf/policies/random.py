@@ -32,6 +32,8 @@ class Random:
 
     name: ClassVar[str] = "random"
     needs_scores: ClassVar[bool] = False
+    n_observed: ClassVar[int] = 0
+    n_trace: ClassVar[int] = 0
     decay: ClassVar[float] = 1.0
 
     def __post_init__(self) -> None:

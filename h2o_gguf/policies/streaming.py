@@ -29,6 +29,8 @@ class Streaming:
 
     name: ClassVar[str] = "streaming"
     needs_scores: ClassVar[bool] = False
+    n_observed: ClassVar[int] = 0
+    n_trace: ClassVar[int] = 0
     decay: ClassVar[float] = 1.0
 
     def __post_init__(self) -> None:
