@@ -44,6 +44,7 @@ class Evictor:
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self.pins: tuple[Span, ...] = ()
+        self._copies: tuple[NDArray[np.float32], NDArray[np.int32]] | None = None
         self._error: BaseException | None = None
         self._cause: BaseException | None = None
 
@@ -67,10 +68,15 @@ class Evictor:
             raise error from self._cause
 
     def _view(self, native: Any) -> CacheView:
+        # Copies: a policy may keep its view, and native memory ends with the cache.
+        if self._copies is None or self._copies[1].shape != native.pos.shape:
+            self._copies = np.empty_like(native.scores), np.empty_like(native.pos)
+        scores, pos = self._copies
+        np.copyto(scores, native.scores)
+        np.copyto(pos, native.pos)
         return CacheView(
-            # Copies: a policy may keep its view, and native memory ends with the cache.
-            scores=native.scores.copy(),
-            pos=native.pos.copy(),
+            scores=scores,
+            pos=pos,
             n_past=int(native.n_past),
             n_used=int(native.n_used),
             decay=self.policy.decay,

@@ -65,21 +65,27 @@ class CacheView:
 
     def pinned(self) -> NDArray[np.bool_]:
         """Which entries lie in a pinned span: bool[n_layer, n_head_kv, n_cells]."""
-        inside = np.zeros(self.pos.shape, np.bool_)
+        return self._inside_pins(self.pos)
+
+    def _inside_pins(self, pos: NDArray[np.int32]) -> NDArray[np.bool_]:
+        inside = np.zeros(pos.shape, np.bool_)
         for start, end in self.pins:
-            inside |= (self.pos >= max(start, 0)) & (self.pos < end)
+            inside |= (pos >= max(start, 0)) & (pos < end)
         return inside
 
-    def evictable(self, n_sink: int, n_recent: int) -> NDArray[np.bool_]:
+    def evictable(
+        self, n_sink: int, n_recent: int, cells: NDArray[np.integer] | None = None
+    ) -> NDArray[np.bool_]:
         """Which entries may be victims: bool[n_layer, n_head_kv, n_cells].
 
         Everything but the empty cells, positions below n_sink, the newest n_recent positions and the
-        pinned spans.
+        pinned spans. cells : int[n_layer, n_head_kv, n], asks for these alone and in this order.
         """
-        free = self.pos >= max(int(n_sink), 0)
-        free &= self.pos < self.n_past - max(int(n_recent), 0)  # a small integer of numpy's would overflow
+        pos = self.pos if cells is None else np.take_along_axis(self.pos, cells, axis=-1)
+        free = pos >= max(int(n_sink), 0)
+        free &= pos < self.n_past - max(int(n_recent), 0)  # a small integer of numpy's would overflow
         if self.pins:
-            free &= ~self.pinned()
+            free &= ~self._inside_pins(pos)
         return free
 
     @property
@@ -120,17 +126,17 @@ class CacheView:
         1 + decay + ... + decay^(age - 1) = (1 - decay^age) / (1 - decay) with age = n_past - p.
         At least 1, also in empty cells. A query counts once, however many query heads share the KV head.
         """
-        age = self.n_past - self.pos
-        np.maximum(age, 1, out=age)
         if self.decay == 1.0:
-            return age.astype(np.float32)
+            return (self.n_past - self.pos).astype(np.float32)
+        seen = np.ones(self.pos.shape, np.float32)
         if self.decay == 0.0:
-            return np.ones(age.shape, np.float32)
+            return seen
         # Beyond some age the sum no longer grows in float32, so a short table serves every entry.
         log_decay = math.log(self.decay)
         n_ages = max(1, min(self.n_past, math.ceil(FLOAT32_BITS * math.log(2) / -log_decay)))
-        sums = -np.expm1(np.arange(n_ages + 1) * log_decay) / (1.0 - self.decay)
-        seen: NDArray[np.float32] = sums.astype(np.float32).take(age, mode="clip")
+        sums = (-np.expm1(np.arange(n_ages + 1) * log_decay) / (1.0 - self.decay)).astype(np.float32)
+        for pos, seen_of in zip(self.pos, seen, strict=True):  # by layer: take needs room for wide indices
+            sums.take(self.n_past - pos, mode="clip", out=seen_of)
         return seen
 
 

@@ -49,12 +49,10 @@ class ReadBandwidth:
         self._parts.clear()
 
 
-def environment(model: str | Path, **more: object) -> dict[str, Any]:
-    """Machine, versions and model, without anything personal."""
-    digest = hashlib.sha256()
-    with open(model, "rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
+def environment(model: str | Path | None = None, **more: object) -> dict[str, Any]:
+    """Machine, versions and model if there is one, without anything personal."""
+    if model is not None:
+        more = {"model": Path(model).name, "model_sha256": _sha256(model), **more}
     lines = _read("/proc/cpuinfo").splitlines()
     names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
     return {
@@ -63,10 +61,16 @@ def environment(model: str | Path, **more: object) -> dict[str, Any]:
         "cores": sum(line.startswith("processor") for line in lines),
         "python": platform.python_version(),
         "runtime": version(),
-        "model": Path(model).name,
-        "model_sha256": digest.hexdigest(),
         **more,
     }
+
+
+def _sha256(path: str | Path) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def _largest_cache() -> int:

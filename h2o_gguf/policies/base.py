@@ -169,7 +169,7 @@ def ask(policy: Policy, view: CacheView, n: int) -> Cells:
     except CacheFullError:
         raise
     except Exception as error:
-        _evictable(view, n, policy)
+        _refuse_too_few(view, n, policy)
         if isinstance(error, H2OError):
             raise
         raise PolicyError(f"it raised {_in_short(error)}", policy=policy.name) from error
@@ -182,7 +182,14 @@ def check_victims(view: CacheView, victims: Any, n: int, policy: Policy) -> Cell
     Raises: PolicyError, no array, wrong type or shape, a cell outside the cache, empty or protected, or one
         twice in a head. BudgetError, fewer than n entries of a head may go at all.
     """
-    evictable = _evictable(view, n, policy)
+    try:
+        return _checked(view, victims, n, policy)
+    except PolicyError:
+        _refuse_too_few(view, n, policy)
+        raise
+
+
+def _checked(view: CacheView, victims: Any, n: int, policy: Policy) -> Cells:
     n_layer, n_head_kv, n_cells = view.shape
     try:
         cells = np.asarray(victims)
@@ -198,7 +205,8 @@ def check_victims(view: CacheView, victims: Any, n: int, policy: Policy) -> Cell
         )
     _refuse(policy, cells, (cells < 0) | (cells >= n_cells), f"is outside the cache of {n_cells} cells")
     _refuse(policy, cells, np.take_along_axis(view.pos, cells, axis=-1) < 0, "is empty")
-    _refuse(policy, cells, ~np.take_along_axis(evictable, cells, axis=-1), "is a sink, pinned or recent")
+    evictable = view.evictable(policy.n_sink, policy.n_recent, cells)
+    _refuse(policy, cells, ~evictable, "is a sink, pinned or recent")
     in_order = np.sort(cells, axis=-1)
     _refuse(policy, in_order[..., 1:], in_order[..., 1:] == in_order[..., :-1], "is named twice")
     return np.ascontiguousarray(cells, np.int32)
@@ -218,11 +226,10 @@ def _refuse(policy: Policy, cells: NDArray[Any], wrong: NDArray[np.bool_], why: 
         )
 
 
-def _evictable(view: CacheView, n: int, policy: Policy) -> NDArray[np.bool_]:
-    evictable = view.evictable(policy.n_sink, policy.n_recent)
-    n_evictable = np.count_nonzero(evictable, axis=-1)
+def _refuse_too_few(view: CacheView, n: int, policy: Policy) -> None:
+    n_evictable = np.count_nonzero(view.evictable(policy.n_sink, policy.n_recent), axis=-1)
     if n_evictable.min() >= n:
-        return evictable
+        return
     il, ih = np.unravel_index(int(n_evictable.argmin()), n_evictable.shape)
     fewest = int(n_evictable[il, ih])
     used = view.pos[il, ih] >= 0

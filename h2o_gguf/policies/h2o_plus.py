@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
+
 from h2o_gguf.policies.base import settle
 from h2o_gguf.policies.selection import Cells, Granularity, select_lowest
 from h2o_gguf.policies.shares import AUTO
@@ -40,5 +42,6 @@ class H2OPlus:
 
     def victims(self, view: CacheView, n: int) -> Cells:
         """Return the n with the lowest attention rate per KV head: int32[n_layer, n_head_kv, n]."""
-        rates = view.scores / view.queries_seen()
+        rates = view.queries_seen()
+        np.divide(view.scores, rates, out=rates)  # in place: fresh memory costs more than the division
         return select_lowest(view, rates, view.evictable(self.n_sink, self.n_recent), n, self.granularity)

@@ -87,6 +87,15 @@ def test_selection_equals_the_plain_reference(granularity: Any, data: st.DataObj
     np.testing.assert_array_equal(select_lowest(view, scores, evictable, n, granularity), expected)
 
 
+def test_selection_of_many_heads_equals_the_plain_reference() -> None:
+    rng = np.random.default_rng(5)
+    pos = rng.permuted(np.tile(np.arange(-8, 40), (9, 16, 1)), axis=-1).clip(-1).astype(np.int32)
+    view = CacheView(rng.integers(0, 9, pos.shape).astype(np.float32), pos, 40, 40)
+    evictable = view.evictable(2, 5)
+    expected = plain_selection(view, view.scores, evictable, 7, "head")
+    np.testing.assert_array_equal(select_lowest(view, view.scores, evictable, 7), expected)
+
+
 def test_selection_orders_infinities_negatives_and_both_zeros() -> None:
     scores = np.array([[[np.inf, 0.0, -0.0, -1.5, -np.inf, 1e-45, -1e-45, 3e38]]], np.float32)
     pos = np.array([[[0, 1, 2, 3, 4, 5, 6, 7]]], np.int32)

@@ -63,6 +63,15 @@ def test_evictable_is_neither_empty_sink_recent_nor_pinned(
     assert view_of(pos, n_past, pins=tuple(pins)).evictable(n_sink, n_recent)[0, 0].tolist() == expected
 
 
+def test_evictable_of_some_cells_is_what_it_is_of_all() -> None:
+    rng = np.random.default_rng(3)
+    pos = rng.permuted(np.tile(np.arange(-1, 19), (3, 2, 1)), axis=-1).astype(np.int32)
+    view = CacheView(np.zeros(pos.shape, np.float32), pos, 19, 19, pins=((5, 8),))
+    cells = rng.integers(0, 20, (3, 2, 50))
+    expected = np.take_along_axis(view.evictable(2, 3), cells, axis=-1)
+    np.testing.assert_array_equal(view.evictable(2, 3, cells), expected)
+
+
 def test_pins_are_half_open_and_never_hold_empty_cells() -> None:
     assert view_of([-1, 3, 4, 6, 7], 8, pins=((-2, 0), (4, 7))).pinned()[0, 0].tolist() == [
         False,
@@ -82,6 +91,12 @@ def test_queries_seen_equals_the_explicit_sum(decay: float, n_past: int, data: s
     p = data.draw(st.integers(0, n_past - 1))
     expected = sum(decay ** (n_past - 1 - query) for query in range(p, n_past))
     assert view_of([p], n_past, decay).queries_seen()[0, 0, 0] == pytest.approx(expected, rel=1e-6)
+
+
+def test_queries_seen_is_every_entrys_own() -> None:
+    pos = np.random.default_rng(4).permutation(24).reshape(3, 2, 4).astype(np.int32)
+    seen = CacheView(np.zeros(pos.shape, np.float32), pos, 24, 4, decay=0.5).queries_seen()
+    assert seen == pytest.approx(2 - 0.5 ** (23 - pos), rel=1e-6)
 
 
 def test_queries_seen_saturates_where_float32_does() -> None:
