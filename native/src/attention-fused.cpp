@@ -17,10 +17,13 @@ constexpr int32_t FEW_QUERIES     = 8;    // up to this many, the cells are spli
 constexpr int32_t SPLIT_CELLS     = 256;
 constexpr int32_t NARROW_ROWS     = 8;    // up to this many rows of a KV head the narrow form is used
 constexpr int32_t N_TILE_ROW      = 32;   // rows whose logits of a few thousand cells stay in a core's cache
+constexpr int32_t N_MASS          = 128;  // mass arrays of a stream's KV heads: enough units for many threads, bounded memory
 constexpr int32_t PARTS_OF_THREAD = 2;    // parts the combining work of a KV head is cut into
 constexpr size_t  LINE            = 16;   // floats of a cache line
 
-constexpr int32_t round_up(int32_t n, int32_t to) { return (n + to - 1)/to*to; }
+constexpr int32_t ceil_div(int32_t n, int32_t by) { return (n + by - 1)/by; }
+constexpr int32_t round_up(int32_t n, int32_t to) { return ceil_div(n, to)*to; }
+constexpr size_t  whole_lines(size_t n)           { return (n + LINE - 1)/LINE*LINE; }
 
 } // namespace
 
@@ -44,9 +47,9 @@ Plan::Plan(const Attention & a, int32_t lanes) {
     const bool is_few = a.n_query <= FEW_QUERIES;
     group         = a.n_head/a.n_head_kv;
     n_tile_row    = std::min(N_TILE_ROW, group*a.n_query);
-    n_tile        = (group*a.n_query + n_tile_row - 1)/n_tile_row;
+    n_tile        = ceil_div(group*a.n_query, n_tile_row);
     n_split_cells = is_few ? std::min(a.n_cells, SPLIT_CELLS) : a.n_cells;
-    n_split       = (a.n_cells + n_split_cells - 1)/n_split_cells;
+    n_split       = ceil_div(a.n_cells, n_split_cells);
     n_unit        = a.n_stream*n_tile*n_split*a.n_head_kv;
     is_wide       = n_tile_row > NARROW_ROWS;
     n_joint       = is_wide ? 1 : a.n_head_kv;
@@ -54,12 +57,20 @@ Plan::Plan(const Attention & a, int32_t lanes) {
     dim_k         = round_up(a.head_dim_k, lanes);
     dim_v         = round_up(a.head_dim_v, lanes);
     logit_stride  = round_up(n_split_cells, BLOCK);
+    n_chain_tile  = n_split > 1 || a.scores == nullptr ? 1 : ceil_div(n_tile, std::max(1, N_MASS/a.n_head_kv));
+    n_chain       = ceil_div(n_tile, n_chain_tile);
     total_at      = width;
     out_at        = total_at + width;
-    rest_at       = out_at + size_t(n_tile_row)*dim_v;
+    e_at          = out_at + size_t(n_tile_row)*dim_v;
     n_logit_row   = is_wide ? width : n_tile_row;
-    unit_floats   = rest_at + (a.scores == nullptr ? 0 : n_split == 1 ? a.n_cells : n_logit_row*logit_stride);
-    unit_floats   = (unit_floats + LINE - 1)/LINE*LINE;
+    unit_floats   = whole_lines(e_at + (a.scores == nullptr || n_split == 1 ? 0 : n_logit_row*logit_stride));
+    mass_floats   = a.scores == nullptr || n_split > 1 ? 0 : whole_lines(a.n_cells);
+
+    workspace_floats = mass_at(a, a.n_stream, 0, 0);
+}
+
+size_t Plan::mass_at(const Attention & a, int32_t stream, int32_t chain, int32_t head) const {
+    return n_unit*unit_floats + ((size_t(stream)*n_chain + chain)*a.n_head_kv + head)*mass_floats;
 }
 
 Unit Plan::unit(const Attention & a, int32_t i) const {
@@ -84,7 +95,7 @@ Scratch::Scratch(const Plan & p, std::vector<float> & memory) {
     };
     size_t n = LINE;
     for (const auto & part : parts) {
-        n += (part.second + LINE - 1)/LINE*LINE;
+        n += whole_lines(part.second);
     }
     if (memory.size() < n) {
         memory.resize(n);
@@ -92,7 +103,7 @@ Scratch::Scratch(const Plan & p, std::vector<float> & memory) {
     float * at = memory.data() + (LINE - reinterpret_cast<uintptr_t>(memory.data())/sizeof(float) % LINE) % LINE;
     for (const auto & part : parts) {
         *part.first = at;
-        at += (part.second + LINE - 1)/LINE*LINE;
+        at += whole_lines(part.second);
     }
 }
 
@@ -138,7 +149,7 @@ FusedAttention::FusedAttention(const Attention & a) : FusedAttention(a, *usable_
 FusedAttention::~FusedAttention() = default;
 
 size_t FusedAttention::workspace_floats() const {
-    return plan->n_unit*plan->unit_floats;
+    return plan->workspace_floats;
 }
 
 void FusedAttention::start() {
@@ -150,9 +161,18 @@ void FusedAttention::attend(const Attention & a, float * workspace, int32_t i_th
     static thread_local std::vector<float> memory;
     const Scratch scratch(*plan, memory);
     const auto compute = plan->is_wide ? kernel.attend_wide : kernel.attend_narrow;
-    work->units.run(plan->n_unit/plan->n_joint, i_thread, n_thread, [&](int32_t i) {
-        i *= plan->n_joint;
-        compute(a, *plan, plan->unit(a, i), workspace + i*plan->unit_floats, scratch);
+    const Plan & p = *plan;
+    work->units.run(a.n_stream*p.n_chain*p.n_split*a.n_head_kv/p.n_joint, i_thread, n_thread, [&](int32_t i) {
+        i *= p.n_joint;
+        const int32_t head = i % a.n_head_kv, split = i/a.n_head_kv % p.n_split;
+        const int32_t chain = i/(a.n_head_kv*p.n_split) % p.n_chain, stream = i/(a.n_head_kv*p.n_split*p.n_chain);
+        float * mass = workspace + p.mass_at(a, stream, chain, head);
+        std::fill_n(mass, p.n_joint*p.mass_floats, 0.0f);
+        const int32_t first = chain*p.n_chain_tile, end = std::min(first + p.n_chain_tile, p.n_tile);
+        for (int32_t tile = first; tile < end; ++tile) {
+            const int32_t unit = ((stream*p.n_tile + tile)*p.n_split + split)*a.n_head_kv + head;
+            compute(a, p, p.unit(a, unit), workspace + unit*p.unit_floats, mass, scratch);
+        }
     });
 }
 

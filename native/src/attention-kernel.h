@@ -30,7 +30,7 @@ static void combine(const Attention & a, const Plan & p, const float * workspace
         const float  keep = tile == 0 ? a.fade[stream] : 1.0f;
         const auto   ask  = [&](int32_t cell) {
             if (scores != nullptr && p.n_split > 1 && cell < end) {
-                ask_ahead(reinterpret_cast<const char *>(memory + cell/p.n_split_cells*next + p.rest_at),
+                ask_ahead(reinterpret_cast<const char *>(memory + cell/p.n_split_cells*next + p.e_at),
                           size_t(p.is_wide ? p.width : u.n_row)*p.logit_stride*sizeof(float), 0, 1);
             }
         };
@@ -47,21 +47,18 @@ static void combine(const Attention & a, const Plan & p, const float * workspace
                 }
             }
         }
-        if (scores == nullptr) {
-            continue;
-        }
-        if (p.n_split == 1) {
+        if (scores != nullptr && p.n_split == 1 && tile % p.n_chain_tile == 0) {
+            const float * mass = workspace + p.mass_at(a, stream, tile/p.n_chain_tile, head);
             for (int32_t c = first; c < end; ++c) {
-                scores[c] = scores[c]*keep + memory[p.rest_at + c];
+                scores[c] = scores[c]*keep + mass[c];
             }
-            continue;
         }
-        for (int32_t cell = first; cell < end; cell += p.n_split_cells) {
+        for (int32_t cell = first; scores != nullptr && p.n_split > 1 && cell < end; cell += p.n_split_cells) {
             const int32_t split = cell/p.n_split_cells;
             ask(cell + p.n_split_cells);
             const int32_t n = a.n_cells - cell < p.n_split_cells ? a.n_cells - cell : p.n_split_cells;
             weigh(a, p, u, s.factor + size_t(split)*p.width, s.weight);
-            const float * e = memory + split*next + p.rest_at;
+            const float * e = memory + split*next + p.e_at;
             if (p.is_wide) {
                 weigh_columns(e, p.width, s.weight, n, keep, scores + cell);
             } else {

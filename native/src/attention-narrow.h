@@ -180,8 +180,7 @@ static void weigh_rows(const float * e, size_t stride, const float * weight, int
     }
 }
 
-// The units of all KV heads over one range of cells; u is the first of them, memory its part of the workspace.
-static void attend_narrow(const Attention & a, const Plan & p, const Unit & u, float * memory, const Scratch & s) {
+static void attend_narrow(const Attention & a, const Plan & p, const Unit & u, float * memory, float * mass, const Scratch & s) {
     const int32_t n_row = u.n_row, n_block = (u.n_cells + BLOCK - 1)/BLOCK;
     const size_t stride = p.logit_stride;
     const Reader of_k = reader_of(a.type_k, a.head_dim_k, false), of_v = reader_of(a.type_v, a.head_dim_v, a.v_element != 0);
@@ -192,7 +191,7 @@ static void attend_narrow(const Attention & a, const Plan & p, const Unit & u, f
     const auto q_of      = [&](int32_t h) { return s.q + size_t(h)*p.width*p.dim_k; };
     // Where the scores still need them, logits are written to where combine() finds them.
     const bool   is_kept = a.scores != nullptr && p.n_split > 1;
-    float * const logits = is_kept ? memory + p.rest_at : s.logits;
+    float * const logits = is_kept ? memory + p.e_at : s.logits;
     const size_t of_head = is_kept ? p.unit_floats : n_row*stride;
     const auto logits_of = [&](int32_t h, int32_t c) { return logits + h*of_head + c; };
     const auto n_of      = [&](int32_t c, int32_t step) { return u.n_cells - c < step ? u.n_cells - c : step; };
@@ -257,11 +256,9 @@ static void attend_narrow(const Attention & a, const Plan & p, const Unit & u, f
         }
     }
     for (int32_t h = 0; a.scores != nullptr && !is_kept && h < a.n_head_kv; ++h) {
-        float * mass = memory_of(h) + p.rest_at;
         softmax_shares(a, p, unit_of(h), memory_of(h), 1, 0, s.factor);
         weigh(a, p, unit_of(h), s.factor, s.weight);
-        memset(mass, 0, u.n_cells*sizeof(float));
-        weigh_rows(logits_of(h, 0), stride, s.weight, n_row, u.n_cells, 0.0f, mass);
+        weigh_rows(logits_of(h, 0), stride, s.weight, n_row, u.n_cells, 1.0f, mass + h*p.mass_floats);
     }
 }
 

@@ -20,6 +20,7 @@ struct Plan {
     Plan(const Attention & a, int32_t lanes);
 
     Unit unit(const Attention & a, int32_t i) const;
+    size_t mass_at(const Attention & a, int32_t stream, int32_t chain, int32_t head) const;
 
     int32_t group;          // G, query heads of a KV head
     int32_t n_tile_row;     // rows of a tile
@@ -28,13 +29,17 @@ struct Plan {
     int32_t n_split;        // ranges the cells are cut into
     int32_t n_unit;         // stream x tile x split x KV head, the last fastest
     int32_t n_joint;        // units computed together
+    int32_t n_chain_tile;   // tiles of a chain: computed one after another by one thread, their cells' mass is summed
+    int32_t n_chain;        // chains of a KV head
     bool    is_wide;        // which form of the kernel: many rows, or few
     int32_t width;          // n_tile_row, rounded up to whole vectors
     int32_t dim_k, dim_v;   // head sizes, rounded up likewise
 
     // A unit's part of the workspace, in floats: top[width], total[width], out[n_tile_row][dim_v], and, if scores are
-    // wanted, the rest: with one split the cells' mass, with several e in the layout of the logits.
-    size_t  unit_floats, total_at, out_at, rest_at;
+    // wanted and there are several splits, e in the layout of the logits.
+    size_t  unit_floats, total_at, out_at, e_at;
+    // Behind the units, if scores are wanted and there is one split: the cells' mass of stream x chain x KV head.
+    size_t  mass_floats, workspace_floats;
     int32_t n_logit_row;    // rows of logits of a KV head: width, or n_tile_row if narrow
     size_t  logit_stride;   // n_split_cells, rounded up to whole blocks
 };
@@ -57,9 +62,10 @@ struct Scratch {
 struct Kernel {
     const char * name;
     int32_t lanes;
-    // The narrow form computes the units of all KV heads over a range of cells at once.
-    void (* attend_narrow)(const Attention & a, const Plan & p, const Unit & u, float * memory, const Scratch & s);
-    void (* attend_wide)  (const Attention & a, const Plan & p, const Unit & u, float * memory, const Scratch & s);
+    // The narrow form computes the units of all KV heads over a range of cells at once.  memory: the unit's part of the
+    // workspace; mass: what its cells' mass is added to, and mass_floats further the next head's.
+    void (* attend_narrow)(const Attention & a, const Plan & p, const Unit & u, float * memory, float * mass, const Scratch & s);
+    void (* attend_wide)  (const Attention & a, const Plan & p, const Unit & u, float * memory, float * mass, const Scratch & s);
     void (* combine)(const Attention & a, const Plan & p, const float * workspace, int32_t stream, int32_t head, int32_t part,
                      int32_t n_part, const Scratch & s);
 };

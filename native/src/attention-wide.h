@@ -139,8 +139,7 @@ H2OG_INLINE vf faded(vf before, vf now) {
     return exp_nonpositive(before - (now == NEG_INF ? vf{} : now));
 }
 
-// One unit.  memory: its part of the workspace.
-static void attend_wide(const Attention & a, const Plan & p, const Unit & u, float * memory, const Scratch & s) {
+static void attend_wide(const Attention & a, const Plan & p, const Unit & u, float * memory, float * mass, const Scratch & s) {
     const int32_t n_block = (u.n_cells + BLOCK - 1)/BLOCK;
     const char * k = a.k + u.stream*a.k_stream + u.head*a.k_head + u.cell*a.k_cell;
     const char * v = a.v + u.stream*a.v_stream + u.head*a.v_head + u.cell*a.v_cell;
@@ -195,20 +194,18 @@ static void attend_wide(const Attention & a, const Plan & p, const Unit & u, flo
     if (a.scores == nullptr) {
         return;
     }
-    float * rest = memory + p.rest_at;
     if (p.n_split > 1) {
-        memcpy(rest, s.logits, size_t(u.n_cells)*p.width*sizeof(float));
+        memcpy(memory + p.e_at, s.logits, size_t(u.n_cells)*p.width*sizeof(float));
         return;
     }
     softmax_shares(a, p, u, memory, 1, 0, s.factor);
     weigh(a, p, u, s.factor, s.factor);
-    memset(rest, 0, u.n_cells*sizeof(float));
     for (int32_t first = 0, i = 0; first < u.n_cells; first += STRETCH*BLOCK, ++i) {
         for (int32_t r = 0; r < p.width; r += LANES) {
             store(s.weight + r, load(s.factor + r)*faded(load(s.tops + size_t(i)*p.width + r), load(top + r)));
         }
         const int32_t n = u.n_cells - first < STRETCH*BLOCK ? u.n_cells - first : STRETCH*BLOCK;
-        weigh_columns(s.logits + size_t(first)*p.width, p.width, s.weight, n, 0.0f, rest + first);
+        weigh_columns(s.logits + size_t(first)*p.width, p.width, s.weight, n, 1.0f, mass + first);
     }
 }
 

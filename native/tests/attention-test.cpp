@@ -143,6 +143,13 @@ void run(const Case & c, const Kernel & kernel) {
     compare(out, out_ref, "out");
     compare(scores, scores_ref, "scores");
 
+    // On one thread scores are the same, bit for bit.
+    std::vector<float> alone(start);
+    a.scores = alone.data();
+    FusedAttention single(a, kernel);
+    compute(single, a, 1);
+    CHECK(alone == scores, "the scores depend on the number of threads");
+
     // Without scores, on one thread and computed again, the output is the same, bit for bit.
     std::vector<float> plain(n_out, NAN);
     a.out = plain.data(); a.scores = nullptr;
@@ -184,6 +191,8 @@ int main() {
         go({ GGML_TYPE_F16, GGML_TYPE_F16, 64, 64, 9, 3, n_query, 200, 1, 0.0f, false, false, false, 2 });
         go({ GGML_TYPE_F16, GGML_TYPE_F16, 64, 64, 9, 3, n_query, 200, 2, 0.0f, true, false, true, 2 });
     }
+    // So many tiles that several of them share an array of mass.
+    go({ GGML_TYPE_F16, GGML_TYPE_F16, 64, 64, 192, 64, 65, 130, 2, 0.0f, true, false, false, 3 });
     printf("%d cases\n", n);
     return 0;
 }
