@@ -55,8 +55,9 @@ build/setup.stamp: .venv/tools.stamp build/options $(NATIVE_FILES)
 model: setup ## fetch the default model (MODEL=NAME for another)
 	$(BIN)/h2o-gguf models fetch $(MODEL)
 
+# In a process group of its own: a Ctrl-C that stops an answer would end make as well.
 chat: model ## talk to it
-	$(BIN)/h2o-gguf chat -m $(MODEL)
+	@if [ -t 0 ]; then set -m; fi; $(BIN)/h2o-gguf chat -m $(MODEL)
 
 test: setup ## native tests, then the Python tests (PYTEST_ARGS=...)
 	$(BIN)/h2o-gguf models fetch $(MODEL) || echo 'No $(MODEL): tests that need it are skipped.' >&2

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from h2o_gguf.cancel import CancelToken
+from h2o_gguf.cli.leaving import handling_interrupts, hearing_interrupts
 
 try:
     import termios
@@ -24,20 +23,18 @@ __all__ = ["cancel_on_interrupt", "no_echo"]
 def cancel_on_interrupt() -> Iterator[CancelToken]:
     """A token that Ctrl-C cancels while the with-block runs."""
     token = CancelToken()
-    if threading.current_thread() is not threading.main_thread():
-        yield token
-        return
+    is_second = False
 
     def on_interrupt(_signal: int, _frame: Any) -> None:
-        if token.cancelled:
+        nonlocal is_second
+        if is_second:
             raise KeyboardInterrupt
+        is_second = True
         token.cancel()
 
-    before = signal.signal(signal.SIGINT, on_interrupt)
-    try:
+    # Heard in a thread too: native code reads the token while a long batch keeps the handler waiting.
+    with hearing_interrupts(token.cancel), handling_interrupts(on_interrupt):
         yield token
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager

@@ -16,7 +16,14 @@ from typing import Any, NoReturn
 
 from h2o_gguf.errors import INTERRUPTED
 
-__all__ = ["leave", "leave_at_interrupt", "leaving_at_interrupt", "raising_at_interrupt"]
+__all__ = [
+    "handling_interrupts",
+    "hearing_interrupts",
+    "leave",
+    "leave_at_interrupt",
+    "leaving_at_interrupt",
+    "raising_at_interrupt",
+]
 
 
 def leave() -> NoReturn:
@@ -43,13 +50,20 @@ def _on_interrupt(_signal: int, _frame: object) -> None:
 @contextmanager
 def raising_at_interrupt() -> Iterator[None]:
     """In the with-block Ctrl-C raises KeyboardInterrupt."""
-    with _handler(signal.default_int_handler):
+    with handling_interrupts(signal.default_int_handler):
         yield
 
 
 @contextmanager
 def leaving_at_interrupt() -> Iterator[None]:
     """In the with-block Ctrl-C ends the process, even while native code runs and no handler can."""
+    with hearing_interrupts(lambda: os._exit(INTERRUPTED)), handling_interrupts(_on_interrupt):
+        yield
+
+
+@contextmanager
+def hearing_interrupts(tell: Callable[[], None]) -> Iterator[None]:
+    """In the with-block Ctrl-C calls tell in a thread of its own, at once, even while native code runs."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -59,21 +73,20 @@ def leaving_at_interrupt() -> Iterator[None]:
     def listen() -> None:
         while signals := os.read(heard, 1):
             if signals[0] == signal.SIGINT:
-                os._exit(INTERRUPTED)
+                tell()
         os.close(heard)
 
     before = signal.set_wakeup_fd(told, warn_on_full_buffer=False)
     threading.Thread(target=listen, daemon=True).start()
     try:
-        with _handler(_on_interrupt):
-            yield
+        yield
     finally:
         signal.set_wakeup_fd(before)
         os.close(told)
 
 
 @contextmanager
-def _handler(handler: Callable[[int, Any], None]) -> Iterator[None]:
+def handling_interrupts(handler: Callable[[int, Any], None]) -> Iterator[None]:
     """In the with-block this handles Ctrl-C."""
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -32,6 +32,25 @@ from h2o_gguf.cli.__main__ import main
 main()
 """
 
+# A call whose native code reads the token, and that no handler of a signal can interrupt.
+READING = """
+import ctypes, os, threading, time
+from h2o_gguf.cli.interrupt import cancel_on_interrupt
+
+def tell(cancel):
+    while not cancel.cancelled:
+        time.sleep(0.01)
+    print("cancelled", flush=True)
+    os._exit(0)
+
+with cancel_on_interrupt() as cancel:
+    threading.Thread(target=tell, args=(cancel,), daemon=True).start()
+    lock = ctypes.create_string_buffer(256)
+    print("reading", flush=True)
+    while True:
+        ctypes.CDLL(None).pthread_mutex_lock(lock)
+"""
+
 
 def assert_leaves(process: subprocess.Popen[str]) -> str:
     """The process ends soon with 130; returns the rest of its stderr."""
@@ -72,6 +91,15 @@ def test_native_code_that_hears_no_handler_is_left(environment: dict[str, str], 
         assert process.stderr is not None
         assert process.stderr.readline() == "loading\n"
         assert assert_leaves(process) == ""
+
+
+def test_a_call_is_cancelled_while_native_code_runs(environment: dict[str, str], home: Path) -> None:
+    with start([sys.executable, "-c", READING], environment, home) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "reading\n"
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=60)[0] == "cancelled\n"
+        assert process.returncode == 0
 
 
 def test_waiting_for_stdin_is_left(environment: dict[str, str], model: Path, home: Path) -> None:
