@@ -29,7 +29,7 @@ help: ## list the verbs
 		while IFS="$$(printf '\t')" read -r verb text; do printf '  make %-10s %s\n' "$$verb" "$$text"; done
 	@echo
 	@echo '  JOBS=$(JOBS)      compilers at once'
-	@echo '  NATIVE=ON   use all of this CPU; OFF: any x86-64 with AVX2, as wheels do'
+	@echo '  NATIVE=ON   use all of this CPU; OFF: any x86-64, as wheels do'
 	@echo '  CMAKE_ARGS= options for llama.cpp, such as -DGGML_CUDA=ON or -DGGML_VULKAN=ON'
 	@echo '  H2OG_LLAMA_SDIST=  path of the llama-cpp-python source archive, for machines without a network'
 
@@ -104,7 +104,7 @@ $(STOCK)/stamp: .venv/tools.stamp build/options native/llama.cmake scripts/fetch
 bench: model $(STOCK)/stamp ## speed beside an unmodified llama.cpp (minutes on two cores; BENCH_ARGS=...)
 	$(BIN)/h2o-gguf bench $(MODEL) --stock $(STOCK)/bin --out docs/figures/bench $(BENCH_ARGS)
 
-wheel: .venv/tools.stamp ## a wheel for any x86-64 with AVX2, in dist
+wheel: .venv/tools.stamp ## a wheel for any x86-64, in dist
 	CMAKE_ARGS='$(DEFINES) -DGGML_NATIVE=OFF $(CMAKE_ARGS)' $(BIN)/python -m build --wheel --no-isolation \
 		--config-setting=build-dir=$(RUNTIME)
 

@@ -27,7 +27,7 @@ target_compile_definitions(h2og PRIVATE LLAMA_BUILD)
 # One kernel an instruction set, chosen when it runs; everything else of ours is for the base of the architecture.
 if(NOT MSVC)
     target_compile_options(h2og PRIVATE -ffp-contract=fast)
-    if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
+    if(is_x86_64)
         set_source_files_properties(native/src/attention-avx2.cpp PROPERTIES COMPILE_OPTIONS -march=x86-64-v3)
         # GCC's own header of AVX-512 reads what it leaves uninitialized.
         set_source_files_properties(native/src/attention-avx512.cpp PROPERTIES COMPILE_OPTIONS
@@ -35,7 +35,7 @@ if(NOT MSVC)
     endif()
 endif()
 
-# The instructions ggml's CPU backend is compiled for.
+# The instructions that a single CPU backend is compiled for; of several the one that fits is loaded.
 set(cpu_options "")
 if(NOT MSVC AND GGML_NATIVE)
     include(CheckCXXCompilerFlag)
@@ -43,7 +43,7 @@ if(NOT MSVC AND GGML_NATIVE)
     if(H2OG_HAS_MARCH_NATIVE)
         set(cpu_options -march=native)
     endif()
-elseif(NOT MSVC)
+elseif(NOT MSVC AND NOT GGML_CPU_ALL_VARIANTS)
     set(flag_of_SSE42 -msse4.2)
     foreach(feature ${cpu_features})
         string(TOLOWER "${feature}" name)

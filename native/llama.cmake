@@ -60,19 +60,26 @@ set(LLAMA_BUILD_COMMIT "llama-cpp-python-${H2OG_LLAMA_VERSION}")
 set(ENV{GIT_CEILING_DIRECTORIES} "${CMAKE_BINARY_DIR}")
 set(LLAMA_ALL_WARNINGS OFF)
 
-# A plain build uses all this CPU can do, as llama.cpp does. Off (wheels): x86-64 with AVX2, or the base of other CPUs.
+# A plain build uses all this CPU can do, as llama.cpp does. Off (wheels): the base of the architecture, and on x86-64 some of
+# llama.cpp's CPU variants as libraries of their own, the best of which is loaded when it runs.
 if(NOT DEFINED GGML_NATIVE)
     set(GGML_NATIVE ON CACHE BOOL "Use every instruction of this machine's CPU")
+endif()
+# Names of ggml/src/CMakeLists.txt: any x86-64, then from 2008, 2013 and 2019 on. All fourteen take five times as long.
+set(H2OG_CPU_VARIANTS "x64;sse42;haswell;icelake" CACHE STRING "CPU variants that a build for other machines has")
+set(is_x86_64 OFF)
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
+    set(is_x86_64 ON)
+endif()
+if(is_x86_64 AND UNIX AND NOT GGML_NATIVE AND NOT DEFINED GGML_BACKEND_DL)
+    set(GGML_BACKEND_DL ON)
+    set(GGML_CPU_ALL_VARIANTS ON)
 endif()
 set(cpu_features SSE42 AVX AVX2 BMI2 FMA F16C)
 foreach(feature ${cpu_features})
     if(NOT DEFINED CACHE{GGML_${feature}})
         # Set here, because llama.cpp caches a default that depends on the GGML_NATIVE of the first configuration.
-        if(GGML_NATIVE OR GGML_CPU_ALL_VARIANTS OR NOT CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
-            set(GGML_${feature} OFF)
-        else()
-            set(GGML_${feature} ON)
-        endif()
+        set(GGML_${feature} OFF)
     endif()
 endforeach()
 

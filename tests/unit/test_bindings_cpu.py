@@ -12,13 +12,13 @@ from h2o_gguf.errors import NATIVE, LibraryError
 # Of a Haswell (2013), the first with AVX2, and of a Sandy Bridge (2011).
 HASWELL = "fpu sse sse2 ssse3 pni fma movbe sse4_1 sse4_2 popcnt avx f16c abm bmi1 avx2 bmi2"
 SANDY_BRIDGE = "fpu sse sse2 ssse3 pni sse4_1 sse4_2 popcnt avx"
-WHEEL = "avx avx2 bmi2 f16c fma popcnt sse3 sse4_1 sse4_2 ssse3\n"
+NEEDED = "avx avx2 bmi2 f16c fma popcnt sse3 sse4_1 sse4_2 ssse3\n"
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where a wheel's library lies, on a Haswell."""
-    (tmp_path / cpu.FEATURES).write_text(WHEEL)
+    """Where a library compiled for AVX2 lies, on a Haswell."""
+    (tmp_path / cpu.FEATURES).write_text(NEEDED)
     (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nflags\t\t: {HASWELL}\nbugs\t\t: mds\n" * 2)
     monkeypatch.setattr(cpu, "CPUINFO", tmp_path / "cpuinfo")
     return tmp_path
