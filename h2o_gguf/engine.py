@@ -77,7 +77,7 @@ class Engine:
         self._mark: tuple[int, Logits] | None = None  # end of the last prompt and the logits there
         self._evictor = Evictor(self.policy) if self.policy is not None else None
         if cache is not None and self._evictor is not None:
-            cache.set_policy(self._evictor)
+            self._evictor.attach(cache)
 
     @property
     def tokens(self) -> list[int]:
@@ -207,6 +207,8 @@ class Engine:
                 if cancel is not None and cancel.cancelled:
                     raise Cancelled(f"cancelled after {start} of {len(todo)} prompt tokens")
                 self._decode(todo[start : start + self.context.n_batch], cancel)
+                if self._evictor is not None:
+                    self._evictor.n_prompt = self.n_past
                 if progress is not None:
                     progress(min(start + self.context.n_batch, len(todo)), len(todo))
         except BaseException:
@@ -235,6 +237,8 @@ class Engine:
         self._require_open()
         self._settle()
         self.cancelled = False
+        if self._evictor is not None:
+            self._evictor.n_prompt = min(self._evictor.n_prompt, self.n_past)
         guesses = Guesses(draft)
         n = 0
         try:
@@ -299,6 +303,8 @@ class Engine:
         self._logits, self._mark = logits, None
         if logits is not None:
             self._mark = (self.n_past, logits)
+        if self._evictor is not None:
+            self._evictor.forget(self.n_past)
 
     def close(self) -> None:
         """Detach from the context; may be called twice."""
@@ -368,9 +374,9 @@ class Engine:
         """Evaluate one batch; return its logits, of the last token only unless all_logits."""
         self._logits = None
         code = self.context.decode(tokens, self.n_past, all_logits=all_logits, cancel=cancel)
-        if code == 0:
-            return self.context.logits(len(tokens) if all_logits else 1)
         is_policys = self._evictor is not None and self._evictor.has_error
+        if code == 0 and not is_policys:
+            return self.context.logits(len(tokens) if all_logits else 1)
         reason = room_failure() if code == DECODE_NO_VICTIMS and not is_policys else ""
         self._settle()
         self._raise_policy_error()
