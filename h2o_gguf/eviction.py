@@ -83,9 +83,9 @@ class Evictor:
             raise
 
     def forget(self, n_past: int) -> None:
-        """Another sequence of n_past tokens is in the cache now: a prompt, without traces."""
+        """Another sequence of n_past tokens is in the cache now: a prompt, without traces or queries."""
         self._traces.drop_from(0)
-        self.n_prompt = n_past
+        self._traces.n_seen = self.n_prompt = n_past
 
     @property
     def has_error(self) -> bool:

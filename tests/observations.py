@@ -12,7 +12,7 @@ from h2o_gguf.observation import Rotation
 from h2o_gguf.view import CacheView
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Drawn:
     """An Observation made of arrays.  float64, so that results do not depend on the order of sums.
 
@@ -129,3 +129,9 @@ def plain_attention(view: CacheView, row: int) -> NDArray[np.float64]:
         for c, m in mass.items():
             out[h, g, t, c] = m / total
     return out
+
+
+def lowest(view: CacheView, scores: Any, il: int, ih: int, n: int) -> list[int]:
+    """The cells of the n lowest scores of a head, oldest first among equals."""
+    held = [c for c in range(view.shape[-1]) if view.pos[il, ih, c] >= 0]
+    return sorted(held, key=lambda c: (np.float32(scores[c]), view.pos[il, ih, c]))[:n]

@@ -89,9 +89,10 @@ def expected_logits(view: CacheView, row: int, n_sink: int, n_future: int) -> Fl
 
 def _scale(seen: Observation, row: int) -> float:
     """What logits multiply a product of query and key by: 1 / sqrt(d), unless queries are scaled before."""
-    n_head_kv, n_group, _, head_dim = seen.queries(row).shape
+    queries = seen.queries(row)
+    n_head_kv, n_group, _, head_dim = queries.shape
     step = 2.0**-10  # small, so that a cap of the logits is not felt
-    query = np.zeros((n_head_kv, n_group, 1, head_dim), np.float32)
+    query = np.zeros((n_head_kv, n_group, 1, head_dim), queries.dtype)
     query[..., 0] = step
     return float(seen.logits(row, query, query[:, 0])[0, 0, 0, 0]) / step**2
 
