@@ -68,15 +68,15 @@ def drawn(
     seed: int = 0,
     rotates: bool = True,
 ) -> Drawn:
-    """Random tensors for a cache that holds these positions."""
+    """Random tensors for a cache that holds these positions; -1 and 0 for queries before the first token."""
     rng = np.random.default_rng(seed)
-    n_query = min(n_query, n_past)
+    query_pos = np.arange(n_past - n_query, n_past, dtype=np.int32).clip(-1)
     shape = (*pos.shape, head_dim)
     return Drawn(
-        query_pos=np.arange(n_past - n_query, n_past, dtype=np.int32),
+        query_pos=query_pos,
         k=rng.normal(0.3, spread, shape),
         v=rng.normal(0.0, 1.0, shape),
-        q=rng.normal(0.2, spread, (*pos.shape[:2], n_group, n_query, head_dim)),
+        q=rng.normal(0.2, spread, (*pos.shape[:2], n_group, n_query, head_dim)) * (query_pos >= 0)[:, None],
         scale=head_dim**-0.5,
         rotates=half_rotation(head_dim) if rotates else None,
     )

@@ -120,6 +120,13 @@ def _completed(policy: Any) -> Policy:
     n_recent = whole("n_recent", getattr(policy, "n_recent", 0), 0)
     numbers = check_budget(policy.budget, getattr(policy, "n_sink", 0), n_recent)
     decay = check_decay(getattr(policy, "decay", 1.0))
+    n_trace = whole("n_trace", getattr(policy, "n_trace", 0), 0)
+    if n_trace and not callable(getattr(policy, "observe", None)):
+        raise OptionError(
+            f"{type(policy).__name__} has an n_trace of {n_trace}, but no method observe(view) that returns "
+            "the traces: add it, or leave n_trace out",
+            "policy",
+        )
     if isinstance(policy, Policy) and all(
         type(number) is int  # numpy's integers overflow where int does not
         for number in (policy.budget, policy.n_sink, policy.n_recent)
@@ -134,7 +141,7 @@ def _completed(policy: Any) -> Policy:
         needs_scores=bool(getattr(policy, "needs_scores", True)),
         decay=decay,
         n_observed=whole("n_observed", getattr(policy, "n_observed", 0), 0),
-        n_trace=whole("n_trace", getattr(policy, "n_trace", 0), 0),
+        n_trace=n_trace,
     )
 
 

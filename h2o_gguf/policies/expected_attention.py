@@ -76,23 +76,21 @@ class ExpectedAttention:
 def expected_logits(view: CacheView, row: int, n_sink: int, n_future: int) -> Floats:
     """Return the log of a future query's expected unnormalised attention: [n_head_kv, n_group, n_cells]."""
     seen = view.seen
-    is_evidence = seen.query_pos >= n_sink
+    queries, is_evidence = seen.queries(row), seen.query_pos >= n_sink
     age = view.n_past - 1 - seen.query_pos[is_evidence]
-    mean, covariance = _future(seen.queries(row)[:, :, is_evidence], age, seen.rotation(row), n_future)
+    mean, covariance = _future(queries[:, :, is_evidence], age, seen.rotation(row), n_future)
     keys = np.where(view.pos[row, :, :, None] >= 0, seen.keys(row), 0)[:, None]
-    scale = _scale(seen, row)
-    linear = (keys @ mean[..., None])[..., 0]
-    quadratic = ((keys @ covariance) * keys).sum(-1)
-    logits: Floats = scale * linear + scale**2 / 2 * quadratic
+    scale = _scale(seen, row, queries[:, :, :1])
+    slope = scale * mean[:, :, None] + keys @ (scale**2 / 2 * covariance)
+    logits: Floats = np.einsum("hgcd,hcd->hgc", slope, keys[:, 0])
     return logits
 
 
-def _scale(seen: Observation, row: int) -> float:
+def _scale(seen: Observation, row: int, query: Floats) -> float:
     """What logits multiply a product of query and key by: 1 / sqrt(d), unless queries are scaled before."""
-    queries = seen.queries(row)
-    n_head_kv, n_group, _, head_dim = queries.shape
+    n_head_kv, n_group, _, head_dim = query.shape
     step = 2.0**-10  # small, so that a cap of the logits is not felt
-    query = np.zeros((n_head_kv, n_group, 1, head_dim), queries.dtype)
+    query = np.zeros((n_head_kv, n_group, 1, head_dim), query.dtype)
     query[..., 0] = step
     return float(seen.logits(row, query, query[:, 0])[0, 0, 0, 0]) / step**2
 
@@ -115,13 +113,12 @@ def _future(
     draws = _complex(queries, first, second) * np.exp(1j * np.outer(age, angle)).astype(
         np.result_type(queries.dtype, np.complex64)
     )
-    turns = np.exp(1j * np.outer(np.arange(1, n_future + 1), angle)).astype(draws.dtype)
     mean = draws.mean(2)
     spread = draws - mean[:, :, None]
     across = spread.swapaxes(2, 3)
     # E[x conj(y)] and E[x y] say all of a covariance; rotated, each is multiplied by a mean of turns.
-    straight = across @ spread.conj() * (turns.T @ turns.conj()) / (n_query * n_future)
-    twisted = across @ spread * (turns.T @ turns) / (n_query * n_future)
+    straight = across @ spread.conj() / n_query * _mean_turn(np.subtract.outer(angle, angle), n_future)
+    twisted = across @ spread / n_query * _mean_turn(np.add.outer(angle, angle), n_future)
     covariance = np.empty((*queries.shape[:2], head_dim, head_dim), queries.dtype)
     paired = second >= 0
     rows, columns = first[:, None], first[None, :]
@@ -132,7 +129,15 @@ def _future(
         covariance[..., rows, seconds[None, :]] = (twisted - straight).imag[..., :, paired] / 2
         both = (straight - twisted).real[..., paired, :][..., paired] / 2
         covariance[..., seconds[:, None], seconds[None, :]] = both
-    return _real(mean * turns.mean(0), first, second, head_dim), covariance
+    mean *= _mean_turn(angle, n_future)
+    return _real(mean, first, second, head_dim), covariance
+
+
+def _mean_turn(angle: NDArray[np.float64], n: int) -> NDArray[np.complex128]:
+    """Return the mean of exp(i j angle) over j = 1 .. n, as Dirichlet's kernel."""
+    half = angle / 2
+    size = np.divide(np.sin(n * half), n * np.sin(half), out=np.ones_like(half), where=np.sin(half) != 0)
+    return np.asarray(size * np.exp(1j * (n + 1) * half))
 
 
 def _pairs(rotation: Rotation | None, head_dim: int) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
@@ -149,7 +154,9 @@ def _pairs(rotation: Rotation | None, head_dim: int) -> tuple[NDArray[Any], NDAr
 
 def _complex(vectors: Floats, first: NDArray[Any], second: NDArray[Any]) -> NDArray[Any]:
     paired = second >= 0
-    numbers = vectors[..., first].astype(np.result_type(vectors.dtype, np.complex64))
+    numbers = np.empty((*vectors.shape[:-1], first.size), np.result_type(vectors.dtype, np.complex64))
+    numbers.real = vectors[..., first]
+    numbers.imag = 0
     numbers.imag[..., paired] = vectors[..., second[paired]]
     return numbers
 

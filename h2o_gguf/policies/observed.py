@@ -40,8 +40,8 @@ def by_layer(view: CacheView, score: Callable[[int], Floats]) -> NDArray[np.floa
 
 def mean_attention(view: CacheView, row: int) -> Floats:
     """Return the mean attention of the recorded queries, 0 without any: [n_head_kv, n_group, n_cells]."""
-    attention = view.attention(row)
-    mean: Floats = attention.sum(2) / max(1, attention.shape[2])
+    n_query = np.count_nonzero(view.seen.query_pos >= 0)
+    mean: Floats = view.attention(row).sum(2) / max(1, n_query)
     return mean
 
 
@@ -53,7 +53,7 @@ def spare_observed(view: CacheView, scores: NDArray[np.float32]) -> NDArray[np.f
 def first_observed(view: CacheView) -> int:
     """Position of the oldest recorded query; n_past without any."""
     query_pos = view.seen.query_pos
-    return int(query_pos[0]) if len(query_pos) else view.n_past
+    return int(query_pos[query_pos >= 0].min(initial=view.n_past))
 
 
 def over_neighbours(scores: Floats, pos: NDArray[np.int32], end: int, kernel: int, how: Pooling) -> Floats:
@@ -91,7 +91,7 @@ def check_pooling(kernel: Any, pooling: Any = "max") -> None:
 
 def new_queries(view: CacheView) -> NDArray[np.bool_]:
     """Which recorded queries observe() has not seen: bool[n_observed]."""
-    return view.seen.query_pos >= view.n_past - view.n_unobserved
+    return view.seen.query_pos >= max(0, view.n_past - view.n_unobserved)
 
 
 def traces_of(view: CacheView, n_trace: int) -> NDArray[np.float32]:

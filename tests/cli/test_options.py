@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import pytest
 import typer
@@ -15,6 +15,8 @@ from h2o_gguf import __version__
 from h2o_gguf.cli import bench, chat, run, summarize
 from h2o_gguf.cli.app import app
 from h2o_gguf.cli.flags import expand_flags
+from h2o_gguf.cli.options import CacheFlags
+from h2o_gguf.policies import registry
 
 runner = CliRunner()
 COMMANDS = (
@@ -61,6 +63,11 @@ def parameters(command: Any) -> dict[str, Any]:
         for note in getattr(parameter.annotation, "__metadata__", ()):
             found[name] = note
     return found
+
+
+def test_the_help_of_policy_names_every_policy_of_ours() -> None:
+    flag = get_type_hints(CacheFlags, include_extras=True)["policy"].__metadata__[0]
+    assert set(registry.OURS) <= set(re.split("[ ,()]+", flag.help))
 
 
 def names_of(option: Any) -> tuple[str, ...]:

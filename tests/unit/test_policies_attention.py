@@ -146,3 +146,15 @@ def test_dropkv_evicts_the_smallest_errors() -> None:
 def test_without_recorded_queries_a_policy_still_answers(name: str) -> None:
     view = view_of(n_query=0, same_pos=True)
     assert make(name, 24, n_recent=0).victims(view, 5).shape == (2, 2, 5)
+
+
+@pytest.mark.parametrize("name", ["snapkv", "dropkv", "expected-attention", "r-kv"])
+def test_records_that_are_not_full_yet_count_for_nothing(name: str) -> None:
+    """Records before the first token have position -1 and queries of 0."""
+    view = view_of(n_used=10, n_past=10, n_query=14)
+    seen: Any = view.seen
+    shorter = replace(seen, query_pos=seen.query_pos[4:], q=seen.q[:, :, :, 4:])
+    policy = make(name, 24, n_sink=0, n_recent=0)
+    np.testing.assert_array_equal(
+        policy.victims(view, 6), policy.victims(replace(view, observation=shorter), 6)
+    )
