@@ -452,6 +452,8 @@ class Broken:
     n_recent: int = 8
     needs_scores: bool = False
     decay: float = 1.0
+    n_observed: int = 0
+    n_trace: int = 0
     mistake: Any = None
 
     def victims(self, view: Any, n: int) -> Any:
@@ -600,5 +602,5 @@ def test_what_is_written_after_a_rollback_into_the_prompt_is_no_prompt() -> None
     e.prefill([1])
     assert e.rollback(26)
     e._logits = np.zeros(N_VOCAB, np.float32)
-    take(e, 4)
+    take(e, 8)
     assert noting.notes[-1] == (26, e.n_past)
