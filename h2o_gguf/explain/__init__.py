@@ -1,0 +1,7 @@
+"""Why something was forgotten: what each layer and head still holds, and what an answer would have needed."""
+
+from h2o_gguf.explain.document import explain
+from h2o_gguf.explain.explanation import Explanation, explain_reply
+from h2o_gguf.explain.recording import HELD, Recording
+
+__all__ = ["HELD", "Explanation", "Recording", "explain", "explain_reply"]
