@@ -16,7 +16,7 @@ from h2o_gguf.errors import Cancelled, NativeError
 from h2o_gguf.host_memory import require_bytes
 from h2o_gguf.models.memory import pad_cells
 
-__all__ = ["Glance", "Progress", "glances", "full_cache_cells"]
+__all__ = ["Glance", "Progress", "full_cache_cells", "glances"]
 
 Progress = Callable[[int, int], None]
 # Scores that fade this fast are the attention of the newest query alone, in float32 without a remainder.

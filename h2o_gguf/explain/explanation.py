@@ -32,11 +32,11 @@ class Explanation:
     texts : of every token, n_shown; joined they are the text. A token that does not complete a character has
         none. n_past : tokens that were read; the last of an answer may not have been.
     n_prompt : where the answer begins.
-    left : int32[n_layer, n_head_kv, n_past], tokens that had been read when the entry left; HELD: still here.
-    heavy : bool of the same shape: now held, no sink, not pinned or recent, and among the HEAVY_SHARE of those
+    left : int32[n_layer, n_head_kv, n_past], tokens that had been read when the entry left, or HELD.
+    heavy : bool of the same shape: held, no sink, not pinned or recent, and among the HEAVY_SHARE of those
         with the highest scores in its layer and head.
-    kept : float32[n_answer, n_past], where the query that chose each token of the answer looked: shares of its
-        attention, over all layers and heads.
+    kept : float32[n_answer, n_past], where the query that chose each token of the answer looked: shares of
+        its attention, over all layers and heads.
     missed : the same with a full cache, in the entries that were gone by then; None : see why_not_missed.
     """
 

@@ -11,10 +11,14 @@ from h2o_gguf.errors import OptionError
 from h2o_gguf.policies import Cells
 from h2o_gguf.view import CacheView
 
-__all__ = ["HELD", "MAX_TOKENS", "Recording"]
+__all__ = ["HELD", "MAX_TOKENS", "NEVER_EVICTS", "Recording"]
 
 HELD = int(np.iinfo(np.int32).max)
 MAX_TOKENS = 1 << 17  # four bytes each in every layer and head, so there is an end to it
+NEVER_EVICTS = (
+    "nothing is ever evicted without a policy, so there is nothing to explain: "
+    "evict with policy='h2o+', and give a kv_budget"
+)
 
 
 class Recording:
@@ -27,11 +31,7 @@ class Recording:
     def __init__(self, engine: Any) -> None:
         """engine : Engine.  Raises: OptionError, it never evicts."""
         if engine.cache is None or engine.policy is None:
-            raise OptionError(
-                "nothing is ever evicted without a policy, so there is nothing to explain: "
-                "choose one, such as policy='h2o+', and a kv_budget",
-                "policy",
-            )
+            raise OptionError(NEVER_EVICTS, "policy")
         self._engine = engine
         self._n_start = engine.n_past
         self._left = np.empty((engine.cache.n_layer, engine.cache.n_head_kv, 0), np.int32)
