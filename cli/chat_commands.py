@@ -15,7 +15,7 @@ from h2o_gguf.cli.interrupt import cancel_on_interrupt
 from h2o_gguf.cli.progress import LateBar
 from h2o_gguf.cli.render import complain, kv_lines, notice, stderr
 from h2o_gguf.cli.streams import well_formed
-from h2o_gguf.cli.why import show, write_page
+from h2o_gguf.cli.why import check_page, show, write_page
 from h2o_gguf.errors import Cancelled, H2OError
 
 __all__ = ["COMMANDS", "LEAVE", "handle"]
@@ -139,16 +139,19 @@ def _kv(conversation: Conversation, _: str) -> None:
 
 
 def _why(conversation: Conversation, argument: str) -> None:
+    page = Path(_path(argument)) if argument else None
+    if page is not None:
+        check_page(page)
     try:
         with cancel_on_interrupt() as cancel, LateBar("reading it again") as bar:
             explanation = conversation.session.explain(progress=bar.update, cancel=cancel)
     except Cancelled:
         notice("stopped; the conversation goes on")
         return
-    if argument:
-        write_page(explanation, Path(_path(argument)))
-    else:
+    if page is None:
         show(explanation, stderr())
+    else:
+        write_page(explanation, page)
 
 
 COMMANDS = {

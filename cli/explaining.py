@@ -21,7 +21,7 @@ from h2o_gguf.cli.render import notice
 from h2o_gguf.cli.sampling import max_tokens, sampling_options, seed_of
 from h2o_gguf.cli.streaming import Printer
 from h2o_gguf.cli.streams import well_formed_option
-from h2o_gguf.cli.why import show, write_page
+from h2o_gguf.cli.why import check_page, show, write_page
 from h2o_gguf.errors import OptionError
 
 __all__ = ["explain"]
@@ -88,6 +88,8 @@ def explain(
     what it would have used. Without --kv-budget 512 entries per KV head are kept, or what the model allows.
     """
     model = _with(model, gguf, context)
+    if out is not None:
+        check_page(out)
     with open_document(file) as document, open_model(model, cache, BUDGET) as llm:
         from h2o_gguf import explain as library
 

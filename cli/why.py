@@ -13,11 +13,12 @@ from rich.style import Style
 from rich.text import Text
 
 from h2o_gguf.cli.render import notice, show_bytes
+from h2o_gguf.errors import OptionError
 
 if TYPE_CHECKING:
     from h2o_gguf.explain import Explanation
 
-__all__ = ["show", "write_page"]
+__all__ = ["check_page", "show", "write_page"]
 
 Shares = NDArray[np.float64]
 N_LINES = 40  # at the beginning, and as many at the end
@@ -54,6 +55,13 @@ def show(explanation: Explanation, console: Console) -> None:
         total = float(e.missed.sum(-1).mean())
         title = f"evicted entries a full cache would have used, {total:.1%} of its attention in all"
         _list(console, e, title, e.missed)
+
+
+def check_page(path: Path) -> None:
+    """Raise OptionError where a page cannot be written, before much is read for it."""
+    if path.is_dir() or not path.parent.is_dir():
+        reason = "it is a folder" if path.is_dir() else f"there is no folder {str(path.parent)!r}"
+        raise OptionError(f"cannot write {str(path)!r}: {reason}; name another file", "out")
 
 
 def write_page(explanation: Explanation, path: Path) -> None:

@@ -65,7 +65,7 @@ class Explanation:
     def held(self, n_read: int | None = None) -> NDArray[np.int64]:
         """In how many layers and heads each token was held after n_read tokens (None: now): int[n_past]."""
         n_read = self.n_past if n_read is None else n_read
-        counts = np.count_nonzero(self.left > n_read, axis=(0, 1))
+        counts: NDArray[np.int64] = np.count_nonzero(self.left > n_read, axis=(0, 1))
         counts[n_read:] = 0
         return counts
 
@@ -192,4 +192,5 @@ def _share(glance: Glance, n_past: int, left: NDArray[np.int32] | None) -> Share
         when = np.take_along_axis(left, np.maximum(glance.pos, 0).astype(np.int64), axis=-1)
         counts &= when <= glance.query
     found = np.bincount(glance.pos[counts], glance.mass[counts], minlength=n_past)
-    return (found / max(float(glance.mass.sum()), np.finfo(np.float32).tiny)).astype(np.float32)
+    shares: Shares = (found / max(float(glance.mass.sum()), np.finfo(np.float32).tiny)).astype(np.float32)
+    return shares

@@ -55,7 +55,7 @@ class Recording:
                 "begin a new one"
             )
         self._grow(n_past)
-        left = self._left[..., :n_past].copy()
+        left: NDArray[np.int32] = self._left[..., :n_past].copy()
         pos = self._engine.cache.pos
         row, head, cell = np.nonzero(pos >= 0)
         is_held = np.zeros(left.shape, np.bool_)
