@@ -76,7 +76,7 @@ def _lines(texts: tuple[str, ...]) -> list[list[tuple[int, str]]]:
     for i, text in enumerate(texts):
         first, *others = text.split("\n")
         lines[-1].append((i, first))
-        lines += [[(i, part)] for part in others]
+        lines += [[(i, part)] if part else [] for part in others]
     return lines
 
 
