@@ -36,8 +36,9 @@ class Explanation:
     heavy : bool of the same shape: held, no sink, not pinned or recent, and among the HEAVY_SHARE of those
         with the highest scores in its layer and head.
     kept : float32[n_answer, n_past], where the query that chose each token of the answer looked: shares of
-        its attention, over all layers and heads.
+        its attention, the mean over layers and heads.
     missed : the same with a full cache, in the entries that were gone by then; None : see why_not_missed.
+    kept_by_head, missed_by_head : float32[n_layer, n_head_kv, n_past], the means over the answer.
     """
 
     model: str
@@ -55,6 +56,8 @@ class Explanation:
     heavy: NDArray[np.bool_]
     kept: Shares
     missed: Shares | None
+    kept_by_head: Shares
+    missed_by_head: Shares | None
     why_not_missed: str = ""
 
     @property
@@ -109,7 +112,7 @@ def explain_reply(
         engine = llm.engine
         tokens = [*engine.tokens[:n_prompt], *(int(t) for t in reply)]
         if not reply or n_prompt < 1:
-            raise OptionError("there is no answer to explain: ask something first", "reply")
+            raise OptionError("there is no answer to explain: ask something first, or something else", "reply")
         if engine.tokens[: len(tokens)] != tokens[: engine.n_past] or min(tokens) < 0:
             raise OptionError("the answer is not the end of what the cache holds: ask again first", "reply")
         left = recording.departures()
@@ -122,17 +125,22 @@ def explain_reply(
         def report(n_before: int) -> Progress:
             return lambda n, _: progress(n_before + n, n_total) if progress is not None else None
 
-        def replay(of: NDArray[np.int32] | None, n_before: int) -> Shares:
-            found = glances(llm, tokens, queries, of, progress=report(n_before), cancel=token)
-            return np.stack([_share(g, engine.n_past, left if of is None else None) for g in found])
+        def replay(of: NDArray[np.int32] | None, n_before: int) -> tuple[Shares, Shares]:
+            rows, by_head = [], np.zeros(left.shape, np.float32)
+            for glance in glances(llm, tokens, queries, of, progress=report(n_before), cancel=token):
+                shares = _shares(glance, engine.n_past, left if of is None else None)
+                rows.append(shares.mean((0, 1)))
+                by_head += shares / len(queries)
+            return np.stack(rows), by_head
 
-        kept, missed, why_not = replay(left, 0), None, ""
+        kept, kept_by_head = replay(left, 0)
+        missed, missed_by_head, why_not = None, None, ""
         if not n_full:
             n_train = engine.context.n_ctx_train
             why_not = f"the text has {queries.stop:,} tokens and the model was trained to see {n_train:,}"
         else:
             try:
-                missed = replay(None, queries.stop)
+                missed, missed_by_head = replay(None, queries.stop)
             except Cancelled:
                 raise
             except (H2OError, MemoryError) as error:
@@ -154,6 +162,8 @@ def explain_reply(
             heavy=heavy_hitters(view, policy),
             kept=kept,
             missed=missed,
+            kept_by_head=kept_by_head,
+            missed_by_head=missed_by_head,
             why_not_missed=why_not,
         )
 
@@ -182,15 +192,15 @@ def token_texts(vocab: Any, tokens: Sequence[int]) -> tuple[str, ...]:
     return tuple(decoder.decode(vocab.piece(t, special=True), i == last) for i, t in enumerate(tokens))
 
 
-def _share(glance: Glance, n_past: int, left: NDArray[np.int32] | None) -> Shares:
-    """Shares of attention by position: float32[n_past].
+def _shares(glance: Glance, n_past: int, left: NDArray[np.int32] | None) -> Shares:
+    """Shares of each head's attention by position: float32[n_layer, n_head_kv, n_past].
 
-    left : count only what a query at this position could not see any more.
+    left : only what a query at this position could not see any more.
     """
-    counts = glance.pos >= 0
+    row, head, cell = np.nonzero(glance.pos >= 0)
+    shares = np.zeros((*glance.pos.shape[:2], n_past), np.float32)
+    total = np.maximum(glance.mass.sum(-1), np.finfo(np.float32).tiny)
+    shares[row, head, glance.pos[row, head, cell]] = glance.mass[row, head, cell] / total[row, head]
     if left is not None:
-        when = np.take_along_axis(left, np.maximum(glance.pos, 0).astype(np.int64), axis=-1)
-        counts &= when <= glance.query
-    found = np.bincount(glance.pos[counts], glance.mass[counts], minlength=n_past)
-    shares: Shares = (found / max(float(glance.mass.sum()), np.finfo(np.float32).tiny)).astype(np.float32)
+        shares[left > glance.query] = 0
     return shares

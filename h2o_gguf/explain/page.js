@@ -185,11 +185,15 @@
 
   const showAnswer = () => {
     const which = Number($("answer").value);
-    list("kept", data.kept[which], "kept");
-    list("missed", data.missed === null ? [] : data.missed[which], "missed");
+    const at = (id) => ($(id).value === "all" ? 0 : Number($(id).value) + 1);
+    const of = (lists) => (which === 0 ? lists.byHead[at("layer")][at("head")] : lists.byToken[which - 1]);
+    $("scope").textContent = which === 0
+      ? "In the layers and KV heads chosen above." : "Over all layers and KV heads.";
+    list("kept", of(data.kept).entries, "kept");
+    list("missed", data.missed === null ? [] : of(data.missed).entries, "missed");
     $("total").textContent = data.missed === null
       ? `Not known: ${data.whyNotMissed}.`
-      : `${(100 * data.missedTotal[which]).toFixed(1)} % of a full cache's attention went to entries that ` +
+      : `${(100 * of(data.missed).sum).toFixed(1)} % of a full cache's attention went to entries that ` +
         "were gone from their layer and head by then.";
   };
 
@@ -203,6 +207,7 @@
     pairs = chosenPairs();
     markHeavy();
     refresh();
+    showAnswer();
   };
   const moveTo = (n) => {
     $("time").value = n;
@@ -229,14 +234,13 @@
       : "Underlined: heavy hitters. In each layer and KV head these are, of the entries held at the end that are " +
         `no sinks, not pinned and not recent, the ${100 * data.heavyShare} % with the highest scores (attention ` +
         `received); a token is underlined if it is one in ${100 * data.heavyShare} % of those chosen or more.`,
-    "What a token of the answer looked at is the attention of the query that chose it, shared out over all " +
-      "layers and heads. Both lists come from reading the same tokens again, once with the same evictions and " +
+    "What a token of the answer looked at is the attention of the query that chose it, as the mean of the " +
+      "shares in each layer and head. Both lists come from reading the same tokens again, once with the same evictions and " +
       "once with a full cache.",
   ]) $("rules").append(element("p", rule));
 
   build();
   rechoose();
-  showAnswer();
 
   let isDue = false;
   $("time").addEventListener("input", () => {

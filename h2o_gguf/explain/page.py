@@ -43,9 +43,6 @@ def page_data(explanation: Explanation) -> dict[str, Any]:
     e = explanation
     events, codes = _codes(e.left)
     n_answer = len(e.texts) - e.n_prompt
-    kept = [strongest(row) for row in [e.kept.mean(0), *e.kept]]
-    missed = None if e.missed is None else [strongest(row) for row in [e.missed.mean(0), *e.missed]]
-    totals = None if e.missed is None else [float(m) for m in [e.missed.sum(-1).mean(), *e.missed.sum(-1)]]
     return {
         "model": e.model,
         "policy": e.policy,
@@ -64,11 +61,30 @@ def page_data(explanation: Explanation) -> dict[str, Any]:
         "leftBytes": codes.itemsize,
         "heavy": _packed(np.packbits(e.heavy, axis=-1)) if e.has_scores else None,
         "heavyShare": HEAVY_SHARE,
-        "kept": kept,
-        "missed": missed,
-        "missedTotal": None if totals is None else [round(t, N_DIGITS) for t in totals],
+        "kept": _lists(e.kept, e.kept_by_head),
+        "missed": None
+        if e.missed is None or e.missed_by_head is None
+        else _lists(e.missed, e.missed_by_head),
         "whyNotMissed": e.why_not_missed,
     }
+
+
+def _lists(rows: Shares, by_head: Shares) -> dict[str, Any]:
+    """The strongest entries and the sum of all, for each token of the answer and for the answer as a whole.
+
+    The latter by layer and by head, where index 0 is all of them and i + 1 the i-th.
+    """
+    layers = [slice(None), *(slice(i, i + 1) for i in range(by_head.shape[0]))]
+    heads = [slice(None), *(slice(i, i + 1) for i in range(by_head.shape[1]))]
+    means = [[by_head[layer, head].mean((0, 1)) for head in heads] for layer in layers]
+    return {
+        "byToken": [_list(row) for row in rows],
+        "byHead": [[_list(row) for row in of_layer] for of_layer in means],
+    }
+
+
+def _list(row: Shares) -> dict[str, Any]:
+    return {"sum": round(float(row.sum()), N_DIGITS), "entries": strongest(row)}
 
 
 def strongest(row: Shares) -> list[tuple[int, float]]:

@@ -176,7 +176,12 @@ def test_a_token_of_the_answer_shows_what_it_looked_at_and_what_it_missed(page: 
             assert shown.marked(name) == sorted(wanted)
         assert shown.said("total").startswith(f"{100 * float(missed.sum()):.1f} %")
 
-    assert_lists(e.kept.mean(0), e.missed.mean(0))
+    assert e.missed_by_head is not None
+    assert_lists(e.kept_by_head.mean((0, 1)), e.missed_by_head.mean((0, 1)))
+    shown.set("head", 1)
+    assert_lists(e.kept_by_head[:, 1].mean(0), e.missed_by_head[:, 1].mean(0))
+    shown.set("layer", 2)
+    assert_lists(e.kept_by_head[2, 1], e.missed_by_head[2, 1])
     shown.token(e.n_prompt + 1)
     assert_lists(e.kept[1], e.missed[1])
     shown.set("answer", 4)
@@ -241,6 +246,9 @@ def test_a_page_of_ten_thousand_tokens_and_ninety_heads_stays_small(tmp_path: Pa
     e = explanation(texts_of(10_000), n_answer=100)
     rng = np.random.default_rng(1)
     left = 64 * rng.integers(0, 150, (30, 3, e.n_past), dtype=np.int32)
-    large = replace(e, left=left, heavy=rng.random(left.shape) < 0.02, layer_ids=tuple(range(30)))
+    large = replace(
+        e, left=left, heavy=rng.random(left.shape) < 0.02, layer_ids=tuple(range(30)),
+        kept_by_head=rng.random(left.shape, np.float32), missed_by_head=rng.random(left.shape, np.float32),
+    )  # fmt: skip
     n_bits = left.size * (np.log2(150) + 0.15)  # 0.15 for the heavy hitters' 2 %
     assert len(large.html().encode()) < 1.3 * n_bits / 8 * 4 / 3 + 1_000_000

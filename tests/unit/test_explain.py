@@ -153,12 +153,31 @@ def test_missed_attention_is_what_a_full_cache_gives_to_entries_that_were_gone(t
         e = explain_reply(llm, recorded, n_prompt, tokens[n_prompt:])
     assert e.missed is not None and e.kept.shape == e.missed.shape == (n_answer, 130)
     np.testing.assert_allclose(e.kept.sum(-1), 1, atol=1e-5)
+    assert e.missed_by_head is not None
+    gone = [np.where(e.left <= n_prompt - 1 + i, row, 0) / 2 for i, row in enumerate(full)]
+    np.testing.assert_allclose(e.missed_by_head, np.mean(gone, 0), atol=2e-4)
+    np.testing.assert_allclose(e.kept_by_head.mean((0, 1)), e.kept.mean(0), atol=1e-6)
     for i, row in enumerate(full):
         is_gone = e.left <= n_prompt - 1 + i
         assert is_gone.any()
         np.testing.assert_allclose(row.sum(), 2 * 4, rtol=1e-4)  # every query of 2 layers x 4 heads spends 1
         np.testing.assert_allclose(e.missed[i], np.where(is_gone, row, 0).sum((0, 1)) / 8, atol=2e-4)
         assert not e.kept[i][is_gone.all((0, 1))].any()
+
+
+@pytest.mark.parametrize("architecture", ["gemma3", "jamba", "deepseek2", "gpt2", "gpt-oss"])
+def test_every_kind_of_cache_that_is_evicted_from_is_explained(architecture: str, tmp_path: Path) -> None:
+    with open_tiny(architecture, tmp_path, policy="h2o+", kv_budget=48, n_batch=16, kv_block=8) as llm:
+        recorded, tokens = Recording(llm.engine), random_tokens(150)
+        llm.engine.prefill(tokens[:140])
+        for token in tokens[140:]:
+            llm.engine.prefill([token])
+        e = explain_reply(llm, recorded, 140, tokens[140:])
+        assert e.missed is not None
+        np.testing.assert_allclose(e.kept.sum(-1), 1, atol=1e-5)
+        is_gone = (e.left <= 139).all((0, 1))
+        assert is_gone.any() and not e.kept[:, is_gone].any() and (e.missed[:, is_gone] > 0).all()
+        assert ((e.missed.sum(-1) > 0) & (e.missed.sum(-1) < 1)).all()
 
 
 def test_nothing_is_missed_where_nothing_left(tmp_path: Path) -> None:
