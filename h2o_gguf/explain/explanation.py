@@ -112,7 +112,7 @@ def explain_reply(
         engine = llm.engine
         tokens = [*engine.tokens[:n_prompt], *(int(t) for t in reply)]
         if not reply or n_prompt < 1:
-            raise OptionError("there is no answer to explain: ask something first, or something else", "reply")
+            raise OptionError("there is no answer to explain: ask something first or anew", "reply")
         if engine.tokens[: len(tokens)] != tokens[: engine.n_past] or min(tokens) < 0:
             raise OptionError("the answer is not the end of what the cache holds: ask again first", "reply")
         left = recording.departures()

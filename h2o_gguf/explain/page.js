@@ -43,13 +43,16 @@
 
   // -- the text -------------------------------------------------------------------------------------------
 
-  const BLOCK_TOKENS = 64;
+  // Blocks end with lines, and long lines are broken with a mark, since a block is laid out and painted whole.
+  const BLOCK_TOKENS = 64, LINE_TOKENS = 1000;
   const spans = [];
   const build = () => {
     const all = document.createDocumentFragment();
     let block = null, n = 0;
     for (let i = 0; i < nText; i++) {
-      if (block === null || (n >= BLOCK_TOKENS && texts[i - 1].endsWith("\n"))) {
+      const isBroken = n >= LINE_TOKENS && texts[i].startsWith(" ");
+      if (block === null || isBroken || (n >= BLOCK_TOKENS && texts[i - 1].endsWith("\n"))) {
+        block?.classList.toggle("goes-on", isBroken);
         block = document.createElement("div");
         block.className = "block";
         block.dir = "auto";

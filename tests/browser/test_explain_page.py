@@ -241,6 +241,16 @@ def test_ten_thousand_tokens_are_one_element_each_in_blocks(page: Open) -> None:
         assert shown.shares() == pytest.approx([*e.held(n_read) / 6, 0], abs=1e-3)
 
 
+def test_a_line_without_end_is_broken_with_a_mark(page: Open) -> None:
+    texts = ["word", *[f" word{i}" for i in range(2_499)]]
+    shown = page(explanation(texts))
+    blocks = shown.run(
+        "return [...document.querySelectorAll('#text .block')].map((b) => [b.textContent, b.className])"
+    )
+    assert "".join(text for text, _ in blocks) == "".join(texts)
+    assert [name for _, name in blocks] == ["block goes-on", "block goes-on", "block"]
+
+
 def test_a_page_of_ten_thousand_tokens_and_ninety_heads_stays_small(tmp_path: Path) -> None:
     """Each entry has its event; 150 of them take 7.2 bits, and four characters hold three bytes."""
     e = explanation(texts_of(10_000), n_answer=100)
