@@ -240,6 +240,17 @@ def test_what_cannot_be_explained_is_said(tmp_path: Path) -> None:
         Recording(llm.engine)
 
 
+def test_a_second_recording_does_not_end_the_first(tmp_path: Path) -> None:
+    with open_tiny("llama", tmp_path, policy="h2o", kv_budget=40, n_batch=16, kv_block=8) as llm:
+        first, seen = Recording(llm.engine), LastSeen(llm.engine.cache)
+        second = Recording(llm.engine)
+        llm.engine.prefill(random_tokens(100))
+        np.testing.assert_array_equal(first.departures(), second.departures())
+        second.close()
+        llm.engine.prefill(random_tokens(100, 1))
+        np.testing.assert_array_equal(first.departures(), seen.departures(200))
+
+
 def test_a_closed_recording_is_told_nothing(tmp_path: Path) -> None:
     with open_tiny("llama", tmp_path, policy="h2o", kv_budget=40, n_batch=16) as llm:
         recorded = Recording(llm.engine)
