@@ -10,13 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from h2o_gguf.errors import BudgetError
-from h2o_gguf.policies import Policy, ask, ask_traces
+from h2o_gguf.policies import Cells, Policy, ask, ask_traces
 from h2o_gguf.traces import Traces
 from h2o_gguf.view import CacheView
 
-__all__ = ["Evictor", "NativeCache", "Span", "budget_for", "check_pins", "room_failure"]
+__all__ = ["Evictor", "NativeCache", "OnEvict", "Span", "budget_for", "check_pins", "room_failure"]
 
 Span = tuple[int, int]  # half-open, positions
+OnEvict = Callable[[CacheView, Cells], None]
 
 
 class NativeCache(Protocol):
@@ -28,6 +29,7 @@ class NativeCache(Protocol):
     def n_evicted(self) -> int: ...
     @property
     def n_rebases(self) -> int: ...
+    def view(self) -> Any: ...
     def used(self) -> int: ...
     def rollback_min(self) -> int: ...
     def set_policy(self, fn: Callable[[Any, int], NDArray[np.int32]] | None) -> None: ...
@@ -43,12 +45,14 @@ class Evictor:
 
     pins : the spans that are never victims; the engine changes them between calls.
     n_prompt : where the newest prompt ends; what is read after it was generated. The engine moves it.
+    on_evict : told what the policy saw and whom it chose.
     """
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self.pins: tuple[Span, ...] = ()
         self.n_prompt = 0
+        self.on_evict: OnEvict | None = None
         self._traces = Traces(policy.n_trace)
         self._error: BaseException | None = None
         self._cause: BaseException | None = None
@@ -63,10 +67,13 @@ class Evictor:
         """Return n victims per KV head: int32[n_layer, n_head_kv, n]."""
         try:
             self._traces.drop_from(int(native.n_past))
-            view = self._view(native)
+            view = self.view(native)
             if view.n_unobserved:
                 view = self._observe(view)
-            return ask(self.policy, view, n)
+            victims = ask(self.policy, view, n)
+            if self.on_evict is not None:
+                self.on_evict(view, victims)
+            return victims
         except BaseException as error:
             self._keep(error)
             raise
@@ -77,7 +84,7 @@ class Evictor:
             self._traces.drop_from(int(native.n_past) - n_tokens)
             # The next batch is taken to be as long as this one.
             if int(native.n_past) - self._traces.n_seen + n_tokens > self.policy.n_observed:
-                self._observe(self._view(native))
+                self._observe(self.view(native))
         except BaseException as error:
             self._keep(error)
             raise
@@ -98,16 +105,8 @@ class Evictor:
         if error is not None:
             raise error from self._cause
 
-    def _keep(self, error: BaseException) -> None:
-        # Native code stands between here and the call that ran into it: raise_error brings it there.
-        self._error, self._cause = error, error.__cause__
-
-    def _observe(self, view: CacheView) -> CacheView:
-        traces = ask_traces(self.policy, view)
-        self._traces.put(view.pos, traces, view.n_past)
-        return replace(view, traces=traces, n_unobserved=0)
-
-    def _view(self, native: Any) -> CacheView:
+    def view(self, native: Any) -> CacheView:
+        """What the policy would see of a native view now."""
         n_past, pos = int(native.n_past), native.pos.copy()
         has_traces = self.policy.n_trace > 0
         return CacheView(
@@ -121,8 +120,17 @@ class Evictor:
             pins=self.pins,
             n_prompt=self.n_prompt,
             traces=self._traces.at(pos) if has_traces else None,
-            n_unobserved=n_past - self._traces.n_seen if has_traces else 0,
+            n_unobserved=max(0, n_past - self._traces.n_seen) if has_traces else 0,
         )
+
+    def _keep(self, error: BaseException) -> None:
+        # Native code stands between here and the call that ran into it: raise_error brings it there.
+        self._error, self._cause = error, error.__cause__
+
+    def _observe(self, view: CacheView) -> CacheView:
+        traces = ask_traces(self.policy, view)
+        self._traces.put(view.pos, traces, view.n_past)
+        return replace(view, traces=traces, n_unobserved=0)
 
 
 def check_pins(pins: Sequence[Span], policy: Policy) -> tuple[Span, ...]:

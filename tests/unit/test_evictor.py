@@ -118,7 +118,7 @@ def test_tokens_in_place_of_rolled_back_ones_start_at_0() -> None:
     cache.roll_back(6)
     for _ in range(6):
         cache.batch(1)
-    view = evictor._observe(evictor._view(cache.view()))
+    view = evictor._observe(evictor.view(cache.view()))
     assert view.traces is not None
     # Positions before 6 counted queries that were taken back later; from 6 on only what came since.
     after = np.where(view.pos >= 6, view.n_past - view.pos, 0)
@@ -140,7 +140,7 @@ def test_another_sequence_starts_at_0_and_counts_as_a_prompt() -> None:
     evictor.forget(12)
     cache.n_past = 12  # a loaded session holds positions that were known
     cache.batch(2)
-    view = evictor._view(cache.view())
+    view = evictor.view(cache.view())
     assert view.traces is not None
     assert (view.traces + view.n_unobserved).max() == 2
     assert view.n_prompt == 12
