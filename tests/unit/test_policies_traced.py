@@ -93,6 +93,33 @@ def test_lazy_knows_the_last_use_and_the_longest_gap(sizes: list[int], active: f
         assert victims[il, ih].tolist() == lowest(view, scores, il, ih, 9)
 
 
+def test_lazy_counts_no_gap_where_nobody_looked() -> None:
+    """Of two batches of 8 the last 3 queries are recorded; time stands still in between."""
+    walk = Walk.of([8, 8], seed=6)
+    policy = Lazy(24, active=0.02)
+    looks = []
+    for look in walk.looks:
+        seen: Any = look.seen
+        newest = replace(seen, query_pos=seen.query_pos[-3:], q=seen.q[:, :, :, -3:])
+        looks.append(replace(look, observation=newest))
+    view = replace(walk, looks=looks).run(policy)
+    assert view.traces is not None
+    recorded = [*range(25, 28), *range(33, 36)]
+    for il, ih in np.ndindex(2, 2):
+        for cell, pos in enumerate(view.pos[il, ih]):
+            if pos < 0:
+                continue
+            idle, longest = max(0, 19 - pos), 0  # ticks since the last use; the walk begins at 20
+            for s, attention in walk.steps(il):
+                if s < pos or s not in recorded:
+                    continue
+                idle += s > pos
+                if attention[ih, :, cell].max() > 0.02:
+                    longest, idle = max(longest, idle), 0
+            assert view.traces[1, il, ih, cell] == longest
+            assert view.n_past - 1 - pos - view.traces[0, il, ih, cell] == idle
+
+
 def plain_weights(p: NDArray[Any], tau: float) -> NDArray[Any]:
     """p where it belongs to the smallest set that sums to tau, else 0."""
     chosen: list[int] = []
