@@ -281,6 +281,7 @@ class H2OLlama(LowLevel, Completions, Sessions, high.Llama):  # type: ignore[mis
                     decay=sizes.policy.decay,
                     attention=attention,
                     is_scored=sizes.policy.needs_scores,
+                    n_observed=sizes.policy.n_observed,
                     n_pos_max=sizes.n_pos_max,
                 )
             n_ctx = UNBOUNDED if sizes.can_renumber else sizes.n_pos_max

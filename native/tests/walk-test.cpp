@@ -125,7 +125,7 @@ void walk(llama_model & model, const tiny::Options & o, int32_t attention, bool 
     const int32_t budget = 100, block = 16;
     RandomPolicy policy;
     policy.n_recent = 24;
-    const h2og_params params = { budget, block, attention, 0, 0.99f, is_scored };
+    const h2og_params params = { budget, block, attention, 0, 0.99f, is_scored, 0 };
     h2og_cache * cache = nullptr;
     CHECK(h2og_attach(ctx.get(), &params, &cache) == H2OG_OK, "%s", h2og_last_error());
     CHECK(h2og_set_policy(cache, RandomPolicy::victims, &policy) == H2OG_OK, "%s", h2og_last_error());
@@ -187,7 +187,7 @@ void walk(llama_model & model, const tiny::Options & o, int32_t attention, bool 
 // A bad victim is refused with words, and nothing has changed.
 void refuses_bad_victims(llama_model & model) {
     const auto ctx = tiny::make_context(model, {});
-    const h2og_params params = { 100, 16, H2OG_ATTENTION_AUTO, 0, 1.0f, 1 };
+    const h2og_params params = { 100, 16, H2OG_ATTENTION_AUTO, 0, 1.0f, 1, 0 };
     h2og_cache * cache = nullptr;
     CHECK(h2og_attach(ctx.get(), &params, &cache) == H2OG_OK, "%s", h2og_last_error());
     std::mt19937 rng(3);
@@ -213,7 +213,7 @@ void copies_whole_sequences(llama_model & model) {
     tiny::Options o;
     o.n_seq = 2;
     const auto ctx = tiny::make_context(model, o);
-    const h2og_params params = { 60, 16, H2OG_ATTENTION_AUTO, 0, 1.0f, 1 };
+    const h2og_params params = { 60, 16, H2OG_ATTENTION_AUTO, 0, 1.0f, 1, 0 };
     RandomPolicy policy;
     policy.n_recent = 24;
     h2og_cache * cache = nullptr;
@@ -260,7 +260,7 @@ void copies_whole_sequences(llama_model & model) {
 
 // Handles and contexts may be freed in either order; a detached context goes on.
 void outlives(llama_model & model) {
-    const h2og_params params = { 100, 16, H2OG_ATTENTION_AUTO, 0, 1.0f, 1 };
+    const h2og_params params = { 100, 16, H2OG_ATTENTION_AUTO, 0, 1.0f, 1, 0 };
     auto ctx = tiny::make_context(model, {});
     h2og_cache * cache = nullptr, * second = nullptr;
     CHECK(h2og_attach(ctx.get(), &params, &cache) == H2OG_OK, "%s", h2og_last_error());
