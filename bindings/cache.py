@@ -16,6 +16,7 @@ from h2o_gguf.bindings.library import ffi
 from h2o_gguf.bindings.observation import CacheObservation
 from h2o_gguf.bindings.status import check
 from h2o_gguf.errors import BudgetError, ClosedError, H2OError, OptionError, PolicyError
+from h2o_gguf.observation import Observation
 
 __all__ = ["ATTENTIONS", "CacheInfo", "KVCache", "NativeView", "check_context"]
 
@@ -41,12 +42,15 @@ class NativeView:
     n_past: int
     decay: float
     layer_ids: tuple[int, ...]
-    observation: CacheObservation
+    observation: Observation
 
 
 @dataclass(frozen=True)
 class CacheInfo:
-    """Fixed facts of a cache.  kv_bytes : K and V as allocated, sliding-window layers included."""
+    """Facts of a cache as it was attached.
+
+    kv_bytes : K and V as allocated, sliding-window layers included. query_bytes : of the recorded queries.
+    """
 
     n_layer: int
     n_head_kv: int
@@ -59,6 +63,7 @@ class CacheInfo:
     n_pos_max: int
     can_renumber: bool
     kv_bytes: int
+    query_bytes: int
 
 
 def check_context(ctx_address: int) -> None:
@@ -79,7 +84,7 @@ class KVCache:
     attention : "auto", "fused", "composed" (llama.cpp's own, watched for scores) or "reference".
     n_pos_max : rotary positions stay below this; 0: the trained context.
     is_scored : sum the attention mass of every entry; otherwise scores stay 0.
-    n_observed : the newest tokens whose queries are recorded, 0 .. n_cells.
+    n_observed : the newest tokens whose queries are recorded, >= 0.
     seq : the sequence that the methods without an argument of their own speak of.
 
     Raises: BudgetError, OptionError for illegal values; UnsupportedModelError; LibraryError.
@@ -121,6 +126,7 @@ class KVCache:
             n_pos_max=info.n_pos_max,
             can_renumber=bool(info.can_renumber),
             kv_bytes=info.kv_bytes,
+            query_bytes=info.query_bytes,
         )
         self.layer_ids = self.view().layer_ids
 

@@ -61,7 +61,8 @@ class CacheObservation:
         if out.size:
             pointer = ffi.from_buffer("float[]", out)
             check(self._lib.h2og_read_queries(self._cache.handle, self._cache.seq, row, pointer))
-        return out.transpose(1, 2, 0, 3)
+        queries: Floats = out.transpose(1, 2, 0, 3)
+        return queries
 
     def logits(self, row: int, queries: Floats, keys: Floats) -> NDArray[np.float32]:
         """Scaled and capped logits: float32[n_head_kv, n_group, n_query, n_cells].

@@ -81,7 +81,7 @@ typedef struct h2og_params {
     int32_t n_pos_max;   // rotary positions stay below this; 0: the trained context
     float   decay;       // per token decay of the scores, (0, 1]; 1: plain sum
     int32_t is_scored;   // 0: no scores are summed, they stay as they are
-    int32_t n_observed;  // tokens of each sequence, the newest, whose queries are recorded, 0 .. n_cells; 0: none
+    int32_t n_observed;  // tokens of each sequence, the newest, whose queries are recorded; 0: none
 } h2og_params;
 
 typedef struct h2og_info {
@@ -91,6 +91,7 @@ typedef struct h2og_info {
     int32_t n_pos_max;
     int32_t can_renumber;     // keys can be re-rotated to new positions
     int64_t kv_bytes;         // K and V as allocated: evicted cache and sliding-window cache
+    int64_t query_bytes;      // of the recorded queries
 } h2og_info;
 
 typedef struct h2og_counters {

@@ -146,7 +146,8 @@ int32_t h2og_get_info(h2og_cache * cache, h2og_info * out) {
         }
         const Layer & layer = s.layers[0];
         *out = { s.n_layer, s.n_head_kv, s.n_cells, s.n_stream, s.head_dim_k, s.head_dim_v,
-                 layer.k->type, layer.v != nullptr ? layer.v->type : layer.k->type, s.n_pos_max, s.can_renumber, bytes };
+                 layer.k->type, layer.v != nullptr ? layer.v->type : layer.k->type, s.n_pos_max, s.can_renumber, bytes,
+                 s.queries != nullptr ? s.queries->bytes() : 0 };
         return H2OG_OK;
     });
 }

@@ -104,6 +104,14 @@ void Queries::restore(int32_t stream, const std::vector<Query> & held) {
     rings[stream].next = n_kept % n;
 }
 
+int64_t Queries::bytes() const {
+    int64_t sum = 0;
+    for (const ggml_tensor * t : tensors) {
+        sum += int64_t(ggml_nbytes(t));
+    }
+    return sum;
+}
+
 void Queries::write(int32_t stream, int32_t layer, const float * rows, int32_t n_held) {
     const ggml_tensor * t = tensors[layer];
     const int32_t n_kept = std::min(n, n_held);

@@ -36,6 +36,8 @@ public:
     void restore(int32_t stream, const std::vector<Query> & held);
     void write(int32_t stream, int32_t layer, const float * rows, int32_t n_held);
 
+    int64_t bytes() const;
+
     const int32_t n;
 
 private:

@@ -176,8 +176,8 @@ void h2og_state::set_params(const h2og_params & wanted) {
                  "n_ctx of at least %u", window->get_size(), need, need);
         }
     }
-    if (wanted.n_observed < 0 || wanted.n_observed > n_cells) {
-        fail(H2OG_INVALID, "n_observed is %d, and must be from 0 to the %d cells of the cache", wanted.n_observed, n_cells);
+    if (wanted.n_observed < 0) {
+        fail(H2OG_INVALID, "n_observed is %d, and must not be negative", wanted.n_observed);
     }
     if (wanted.n_observed != (queries != nullptr ? queries->n : 0)) {
         ctx->synchronize();  // who may still write to the old ones
