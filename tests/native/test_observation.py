@@ -13,6 +13,7 @@ from harness import ROTATED, WINDOWED, Run, evict_positions, opened, policy_of, 
 from numpy.typing import NDArray
 from tiny_models import ARCHITECTURES, build
 
+from h2o_gguf.models import query_bytes, read_shape
 from h2o_gguf.policies import make
 
 EVICTABLE = [name for name, expected in ARCHITECTURES.items() if expected.evicts]
@@ -103,6 +104,8 @@ def test_before_there_are_enough_the_oldest_are_empty(tmp_path: Path) -> None:
         assert query_pos(run) == [-1] * 5 + [0, 1, 2]
         queries = queries_of(run)
         assert not queries[..., :5, :].any() and queries[..., 5:, :].any(-1).all()
+        attention = view_of(run.cache.view()).attention(0)
+        assert not attention[:, :, :5].any() and (attention[:, :, 5:].argmax(-1) < 3).all()
 
 
 def test_a_rollback_drops_the_queries_of_what_is_removed(tmp_path: Path) -> None:
@@ -303,6 +306,8 @@ def test_recording_can_begin_and_end(tmp_path: Path) -> None:
         assert np.array_equal(queries_of(run), before), "another parameter leaves them alone"
 
 
-def test_recorded_queries_take_what_is_said(tmp_path: Path) -> None:
-    with opened(build("qwen2", tmp_path / "m.gguf", n_layer=3), budget=0, n_observed=10) as run:
-        assert run.cache.info.query_bytes == 4 * queries_of(run).size
+@pytest.mark.parametrize("arch", EVICTABLE)
+def test_recorded_queries_take_what_is_planned(arch: str, tmp_path: Path) -> None:
+    path = build(arch, tmp_path / "m.gguf", n_layer=4)
+    with opened(path, n_ctx=512, budget=0, n_observed=10) as run:
+        assert run.cache.info.query_bytes == 4 * queries_of(run).size == query_bytes(read_shape(path), 10)
