@@ -121,6 +121,7 @@ class Evictor:
             n_prompt=self.n_prompt,
             traces=self._traces.at(pos) if has_traces else None,
             n_unobserved=max(0, n_past - self._traces.n_seen) if has_traces else 0,
+            observation=native.observation,
         )
 
     def _keep(self, error: BaseException) -> None:

@@ -28,7 +28,7 @@ from h2o_gguf.host_memory import require_bytes
 from h2o_gguf.kinds import Callback, Int32, Integer, Number, Path, Switch, Text
 from h2o_gguf.lock import CallLock, Gone
 from h2o_gguf.lowlevel import LowLevel
-from h2o_gguf.models import cannot_generate, memory_bytes, read_header, shape_of
+from h2o_gguf.models import cannot_generate, memory_bytes, query_bytes, read_header, shape_of
 from h2o_gguf.models.catalog import refuse_name
 from h2o_gguf.native import C, high, native_log
 from h2o_gguf.options import (
@@ -182,7 +182,10 @@ class H2OLlama(LowLevel, Completions, Sessions, high.Llama):  # type: ignore[mis
             flash_attn=flash_attn, swa_full=bool(options.get("swa_full")),
         )  # fmt: skip
         if n_gpu_layers == 0 and not self.model_params.vocab_only:
-            require_bytes(memory.total, sizes.n_cells, has_budget=sizes.policy is not None)
+            n_bytes = memory.total
+            if sizes.policy is not None:
+                n_bytes += query_bytes(shape, sizes.policy.n_observed)
+            require_bytes(n_bytes, sizes.n_cells, has_budget=sizes.policy is not None)
         high._logger.set_verbose(verbose)
         with ExitStack() as undo:
             undo.callback(self._stack.close)
@@ -275,6 +278,7 @@ class H2OLlama(LowLevel, Completions, Sessions, high.Llama):  # type: ignore[mis
                     decay=sizes.policy.decay,
                     attention=attention,
                     is_scored=sizes.policy.needs_scores,
+                    n_observed=sizes.policy.n_observed,
                     n_pos_max=sizes.n_pos_max,
                 )
             n_ctx = UNBOUNDED if sizes.can_renumber else sizes.n_pos_max
