@@ -49,8 +49,8 @@ def evaluate(
         typer.Option(
             "--task",
             metavar="NAME",
-            show_default="single-prose, multikey, multiquery",
-            help="A task, or ruler, grid or all; may be given again.",
+            show_default="fidelity, single-prose, multikey, multiquery",
+            help="A task, or ruler, grid, or all; may be given again.",
         ),
     ] = None,
     length: Annotated[
@@ -131,6 +131,14 @@ def evaluate(
             help="Layers to put on the GPU; -1: all.",
         ),
     ] = 0,
+    tolerance: Annotated[
+        float,
+        typer.Option(
+            "--tolerance",
+            metavar="PERCENT",
+            help="Loss that is accepted: of the score, in points, and in perplexity.",
+        ),
+    ] = 1.0,
     cache: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option(
@@ -166,6 +174,7 @@ def evaluate(
         n_threads=threads or 0,
         n_gpu_layers=gpu_layers,
         cache=cache,
+        tolerance=tolerance,
     )
     with LateBar("measuring") as bar:
         report = evaluate(str(path), settings, progress=bar.update)

@@ -46,30 +46,33 @@ def answer_bounded(llm: H2OLlama, cell: Cell, sample: Sample, prompt: Prompt) ->
     engine.reset()
     if cell.question == "hidden":
         context_s = read_blocks(engine, prompt.context, cell.n_batch)
-        question_s = read_blocks(engine, prompt.question, cell.n_batch)
-    else:
-        both_s = read_blocks(engine, (*prompt.context, *prompt.question), cell.n_batch)
-        question_s = both_s * len(prompt.question) / (len(prompt.context) + len(prompt.question))
-        context_s = both_s - question_s
-    return finish(llm, sample, prompt, context_s, question_s)
+        return finish(llm, cell, sample, prompt, context_s)
+    both_s = read_blocks(engine, (*prompt.context, *prompt.question), cell.n_batch)
+    return finish(llm, cell, sample, prompt, both_s)
 
 
-def finish(llm: H2OLlama, sample: Sample, prompt: Prompt, context_s: float, question_s: float) -> Outcome:
-    """Write the answer to what was read: greedily, until it is right, ends, or is too long."""
+def finish(llm: H2OLlama, cell: Cell, sample: Sample, prompt: Prompt, context_s: float) -> Outcome:
+    """Ask what is still hidden, and write the answer: greedily, until it is right, ends, or is too long.
+
+    context_s : seconds of what was read, an eviction included.
+    """
     engine = llm.engine
-    report = engine.report()
-    text, n_answer, answer_s = _write(
-        llm, prompt.n_answer, lambda text: score(sample, text) == 1.0 and sample.can_stop_early
-    )
+    kept = engine.report()
+    question_s = read_blocks(engine, prompt.question, cell.n_batch) if cell.question == "hidden" else 0.0
+
+    def is_done(text: str) -> bool:
+        return sample.can_stop_early and score(sample, text) == 1.0
+
+    text, n_answer, answer_s = _write(llm, prompt.n_answer, is_done)
     return Outcome(
         score=score(sample, text),
         answer=text,
         n_context=len(prompt.context),
         n_question=len(prompt.question),
         n_answer=n_answer,
-        n_used=report.used,
-        used_bytes=round(report.used * report.bytes / engine.context.n_cells),
-        peak_bytes=report.bytes,
+        n_kept=kept.used,
+        kept_bytes=round(kept.used * kept.bytes / engine.context.n_cells),
+        peak_bytes=kept.bytes,
         context_s=context_s,
         question_s=question_s,
         answer_s=answer_s,

@@ -47,9 +47,10 @@ class Outcome:
     """What came out of a cell.
 
     score : 0 to 1. answer : as written, cut where it was right. n_context, n_question, n_answer : tokens.
-    n_used : entries per KV head when the answer began. used_bytes : of them, in all layers and heads.
-    peak_bytes : of K and V, as allocated. context_s, question_s, answer_s : seconds of reading the context,
-    an eviction included, of reading the question, and of writing the answer.
+    n_kept : entries per KV head when the question came, or, where it was seen, when the answer began.
+    kept_bytes : theirs, in all layers and heads. peak_bytes : of K and V, as allocated.
+    context_s, question_s, answer_s : seconds of reading the context, an eviction included, of reading the
+    question (0 where it was seen: the context's has it), and of writing the answer.
     """
 
     score: float
@@ -57,8 +58,8 @@ class Outcome:
     n_context: int
     n_question: int
     n_answer: int
-    n_used: int
-    used_bytes: int
+    n_kept: int
+    kept_bytes: int
     peak_bytes: int
     context_s: float
     question_s: float

@@ -10,7 +10,7 @@ from typing import Any
 from h2o_gguf.evaluation.cells import Cell, Outcome
 from h2o_gguf.evaluation.store import Store, policy_key
 
-__all__ = ["Answer", "Result", "batches", "run"]
+__all__ = ["Answer", "Progress", "Result", "batches", "run"]
 
 Answer = Callable[[Sequence[Cell]], Iterable[tuple[Cell, Outcome]]]
 Progress = Callable[[int, int], None]
@@ -63,8 +63,8 @@ def batches(cells: Sequence[Cell]) -> list[list[Cell]]:
 def _shared(cell: Cell) -> tuple[Any, ...]:
     variant = cell.variant
     if cell.mode == "bounded":
-        return cell.mode, not variant.is_full, cell.budget, variant
-    return cell.mode, cell.length, variant.type_k, variant.type_v
+        return cell.mode, "", not variant.is_full, cell.budget, variant
+    return cell.mode, cell.question, cell.length, variant.type_k, variant.type_v
 
 
 def _key(cell: Cell) -> dict[str, Any]:

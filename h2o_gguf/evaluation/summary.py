@@ -12,7 +12,7 @@ from h2o_gguf.evaluation.runner import Result
 from h2o_gguf.evaluation.statistics import Interval, bootstrap
 from h2o_gguf.evaluation.variants import Variant
 
-__all__ = ["ALL", "FLOOR", "Row", "floors", "summarize"]
+__all__ = ["ALL", "FLOOR", "Row", "floors", "paired", "summarize"]
 
 ALL = "all"
 FLOOR = 0.8  # of the full cache: a task it fails says nothing about an eviction
@@ -23,9 +23,9 @@ class Row:
     """One cache at one budget and length, on one task or on all that are no floor.
 
     score : 0 to 1. loss : of it to the full cache, paired by sample; None without results of the full cache.
-    used, used_bytes : entries per KV head when the answer began, and their bytes in all. peak_bytes : of K and
-    V, as allocated. read_rate, write_rate : tokens per second. first_token_s : from the context's first token
-    to the answer's. Medians.
+    n_kept, kept_bytes : entries per KV head when the question came, and their bytes in all. peak_bytes : of K
+    and V, as allocated. read_rate, write_rate : tokens per second. first_token_s : from the first token of
+    the context to that of the answer. Medians.
     """
 
     variant: Variant
@@ -35,8 +35,8 @@ class Row:
     task: str
     score: Interval
     loss: Interval | None
-    used: int
-    used_bytes: int
+    n_kept: int
+    kept_bytes: int
     peak_bytes: int
     read_rate: float
     write_rate: float | None
@@ -57,28 +57,34 @@ def floors(results: Iterable[Result]) -> dict[tuple[int, str], float]:
     return {key: mean for key, mean in means.items() if mean < FLOOR}
 
 
+def paired(results: Sequence[Result]) -> list[tuple[Result, float | None]]:
+    """Every result with the full cache's score on the same sample less its own; None without one."""
+    full = {_sample(r.cell): r.outcome.score for r in results if r.cell.variant.is_full}
+    scores = ((result, full.get(_sample(result.cell))) for result in results)
+    return [(result, None if score is None else score - result.outcome.score) for result, score in scores]
+
+
 def summarize(results: Sequence[Result]) -> list[Row]:
     """The rows in the order of the results: of every task, and of all that are no floor."""
-    full = {_sample(r.cell): r.outcome.score for r in results if r.cell.variant.is_full}
     low = floors(results)
-    groups: dict[tuple[Any, ...], list[Result]] = {}
-    for result in results:
+    groups: dict[tuple[Any, ...], list[tuple[Result, float | None]]] = {}
+    for result, loss in paired(results):
         cell = result.cell
         where = cell.length, cell.variant, cell.kept
-        groups.setdefault((*where, cell.task), []).append(result)
+        groups.setdefault((*where, cell.task), []).append((result, loss))
         if (cell.length, cell.task) not in low:
-            groups.setdefault((*where, ALL), []).append(result)
-    return [_row(task, found, full) for (*_, task), found in groups.items()]
+            groups.setdefault((*where, ALL), []).append((result, loss))
+    return [_row(task, found) for (*_, task), found in groups.items()]
 
 
-def _row(task: str, results: list[Result], full: dict[tuple[Any, ...], float]) -> Row:
-    cell, outcomes = results[0].cell, [r.outcome for r in results]
+def _row(task: str, found: list[tuple[Result, float | None]]) -> Row:
+    cell, outcomes = found[0][0].cell, [result.outcome for result, _ in found]
     scores: dict[str, list[float]] = {}
     losses: dict[str, list[float]] = {}
-    for result in results:
+    for result, loss in found:
         scores.setdefault(result.cell.task, []).append(result.outcome.score)
-        if (reference := full.get(_sample(result.cell))) is not None:
-            losses.setdefault(result.cell.task, []).append(reference - result.outcome.score)
+        if loss is not None:
+            losses.setdefault(result.cell.task, []).append(loss)
     written = [o.n_answer / o.answer_s for o in outcomes if o.n_answer and o.answer_s]
     return Row(
         variant=cell.variant,
@@ -88,8 +94,8 @@ def _row(task: str, results: list[Result], full: dict[tuple[Any, ...], float]) -
         task=task,
         score=bootstrap(list(scores.values())),
         loss=bootstrap(list(losses.values())) if losses else None,
-        used=round(median(o.n_used for o in outcomes)),
-        used_bytes=round(median(o.used_bytes for o in outcomes)),
+        n_kept=round(median(o.n_kept for o in outcomes)),
+        kept_bytes=round(median(o.kept_bytes for o in outcomes)),
         peak_bytes=max(o.peak_bytes for o in outcomes),
         read_rate=median((o.n_context + o.n_question) / (o.context_s + o.question_s) for o in outcomes),
         write_rate=median(written) if written else None,

@@ -15,9 +15,10 @@ from h2o_gguf.evaluation.retrieval import grid, multikey, multiquery, multivalue
 from h2o_gguf.evaluation.sample import Build, Sample, fit
 from h2o_gguf.evaluation.tracking import open_folders, variable_chain
 
-__all__ = ["GROUPS", "TASKS", "choose", "make_sample"]
+__all__ = ["FIDELITY", "GROUPS", "TASKS", "choose", "make_sample"]
 
 Draw = Callable[[random.Random, Haystack], Build]
+FIDELITY = "fidelity"  # no samples: a text that is read beside the full cache
 GRID = (0, 25, 50, 75, 100)  # depths, in percent
 SHORT = 4096  # tokens below which ten words 30 times leave no room for others
 
@@ -39,21 +40,20 @@ RULER = tuple(TASKS)[:9]
 GROUPS: dict[str, tuple[str, ...]] = {
     "ruler": RULER,
     "grid": tuple(name for name in TASKS if name.startswith("grid-")),
-    "all": tuple(TASKS),
+    "all": (*TASKS, FIDELITY),
 }
 
 
 def choose(names: Iterable[str]) -> tuple[str, ...]:
     """The tasks behind names of tasks and groups.  Raises: OptionError, one is unknown."""
+    known = [*GROUPS, *TASKS, FIDELITY]
     found: dict[str, None] = {}
     for name in names:
         key = name.strip().lower().replace("_", "-")
-        if key not in TASKS and key not in GROUPS:
-            close = difflib.get_close_matches(key, [*GROUPS, *TASKS], n=1)
+        if key not in known:
+            close = difflib.get_close_matches(key, known, n=1)
             hint = f"did you mean {close[0]!r}? " if close else ""
-            raise OptionError(
-                f"no task is called {name!r}: {hint}there are {', '.join([*GROUPS, *TASKS])}", "task"
-            )
+            raise OptionError(f"no task is called {name!r}: {hint}there are {', '.join(known)}", "task")
         found.update(dict.fromkeys(GROUPS.get(key, (key,))))
     return tuple(found)
 

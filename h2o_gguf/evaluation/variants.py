@@ -12,6 +12,7 @@ __all__ = ["FULL", "Variant", "with_controls"]
 
 FULL = "none"  # the policy that keeps everything
 STREAMING, RANDOM = "streaming", "random"
+DEFAULT = "h2o+"
 
 
 @dataclass(frozen=True, order=True)
@@ -69,4 +70,4 @@ def with_controls(names: Sequence[str], budgets: Iterable[int]) -> list[Variant]
         if name not in (STREAMING, RANDOM):
             windows.setdefault(tuple((policy.n_sink, policy.n_recent) for policy in each), name)
     found = [Variant(name) for name in dict.fromkeys([*chosen, STREAMING]) if name != RANDOM]
-    return found + [Variant(RANDOM, like=name) for name in windows.values()]
+    return found + [Variant(RANDOM, like=name) for name in windows.values() or (DEFAULT,)]
