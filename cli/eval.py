@@ -9,9 +9,11 @@ from typing import Annotated, Optional
 
 import typer
 
+from h2o_gguf.cli.bench_files import require_plots
 from h2o_gguf.cli.guard import guarded
 from h2o_gguf.cli.opening import model_path
 from h2o_gguf.cli.progress import LateBar
+from h2o_gguf.cli.render import notice
 
 __all__ = ["evaluate"]
 
@@ -148,6 +150,12 @@ def evaluate(
             help="Where results are kept, so that nothing is measured twice.",
         ),
     ] = None,
+    out: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(
+            "--out", metavar="PREFIX", show_default=False, help="Also write PREFIX.html, .json and .md."
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Write JSON instead of a table.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show tracebacks of errors.")] = False,
 ) -> None:
@@ -158,6 +166,10 @@ def evaluate(
     larger one measures only what is new.
     """
     path = model_path(model)
+    if out is not None:
+        require_plots()
+    from h2o_gguf.cli.eval_files import write_files
+    from h2o_gguf.cli.eval_table import show
     from h2o_gguf.evaluation.evaluation import Settings, evaluate
 
     settings = Settings.of(
@@ -178,4 +190,10 @@ def evaluate(
     )
     with LateBar("measuring") as bar:
         report = evaluate(str(path), settings, progress=bar.update)
-    sys.stdout.write(json.dumps(report.as_dict(), indent=1, ensure_ascii=False) + "\n")
+    if as_json:
+        sys.stdout.write(json.dumps(report.as_dict(), indent=1, ensure_ascii=False) + "\n")
+    else:
+        show(report)
+    if out is not None:
+        for file in write_files(report, out):
+            notice(f"wrote {file}")
