@@ -63,11 +63,11 @@ def _draw(report: Report) -> Figure:
     for axis in (*axes[0], *axes[1]):
         axis.grid(alpha=0.3)
         axis.spines[["top", "right"]].set_visible(False)
-    named = {}
+    named: dict[str, Any] = {}
     for axis in axes[:, 0]:
         handles, labels = axis.get_legend_handles_labels()
         named.update(zip(labels, handles, strict=True))
-    figure.legend(named.values(), named.keys(), loc="outside lower center", ncols=4, frameon=False)
+    figure.legend(list(named.values()), list(named), loc="outside lower center", ncols=4, frameon=False)
     return figure
 
 
@@ -110,7 +110,7 @@ def _scaled(value: Interval, by: float) -> Interval:
 
 def _share(row: Any) -> float:
     length: int = row.n_tokens if isinstance(row, Fidelity) else row.length
-    return 100.0 * min(1.0, row.budget / length)
+    return 100.0 * min(1.0, int(row.budget) / length)
 
 
 def _mib(row: Any) -> float:
