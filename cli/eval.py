@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 from typing import Annotated, Optional
 
 import typer
 
 from h2o_gguf.cli.bench_files import require_plots
+from h2o_gguf.cli.eval_options import (
+    BatchSize,
+    Folder,
+    GpuLayers,
+    Json,
+    Model,
+    Out,
+    Seed,
+    Text,
+    Threads,
+    Tolerance,
+    Verbose,
+)
 from h2o_gguf.cli.guard import guarded
 from h2o_gguf.cli.opening import model_path
 from h2o_gguf.cli.progress import LateBar
@@ -20,15 +32,7 @@ __all__ = ["evaluate"]
 
 @guarded
 def evaluate(
-    model: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Argument(
-            envvar="LLAMA_ARG_MODEL",
-            metavar="[MODEL]",
-            show_default="the default model",
-            help="GGUF file or catalog name.",
-        ),
-    ] = None,
+    model: Model = None,
     policy: Annotated[
         Optional[list[str]],  # noqa: UP045
         typer.Option(
@@ -39,13 +43,14 @@ def evaluate(
         ),
     ] = None,
     kept: Annotated[
-        str,
+        Optional[str],  # noqa: UP045
         typer.Option(
             "--kept",
             metavar="X,...",
+            show_default="0.5,0.25",
             help="Budgets: shares of the length that are kept, or entries per KV head.",
         ),
-    ] = "0.5,0.25",
+    ] = None,
     task: Annotated[
         Optional[list[str]],  # noqa: UP045
         typer.Option(
@@ -65,6 +70,18 @@ def evaluate(
             help="Tokens of context, question and answer; may be given again.",
         ),
     ] = None,
+    n_samples: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option("--samples", "-n", metavar="N", min=1, show_default="3", help="Samples of a task."),
+    ] = None,
+    full: Annotated[
+        bool,
+        typer.Option(
+            "--full",
+            help="What is not named otherwise: all tasks, lengths of 1024, 2048 and 4096, budgets of 0.5, "
+            "0.25 and 0.1, 20 samples. Hours on a CPU.",
+        ),
+    ] = False,
     mode: Annotated[
         str,
         typer.Option(
@@ -81,83 +98,16 @@ def evaluate(
             help="Whether the question comes after the eviction or before.",
         ),
     ] = "hidden",
-    n_samples: Annotated[
-        int, typer.Option("--samples", "-n", metavar="N", min=1, help="Samples of a task.")
-    ] = 4,
-    seed: Annotated[
-        int,
-        typer.Option(
-            "--seed", "-s", envvar="LLAMA_ARG_SEED", metavar="N", min=0, help="Seed of the samples."
-        ),
-    ] = 0,
-    text: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(
-            "--text",
-            metavar="FILE",
-            show_default="English that every Python has",
-            help="Your own text, to hide needles in and to read.",
-        ),
-    ] = None,
-    batch_size: Annotated[
-        int,
-        typer.Option(
-            "--batch-size",
-            "-b",
-            envvar="LLAMA_ARG_BATCH",
-            metavar="N",
-            min=1,
-            help="Tokens read between two evictions.",
-        ),
-    ] = 128,
-    threads: Annotated[
-        Optional[int],  # noqa: UP045
-        typer.Option(
-            "--threads",
-            "-t",
-            envvar="LLAMA_ARG_THREADS",
-            metavar="N",
-            min=0,
-            show_default="physical cores",
-            help="Threads to compute with.",
-        ),
-    ] = None,
-    gpu_layers: Annotated[
-        int,
-        typer.Option(
-            "--gpu-layers",
-            "-ngl",
-            envvar="LLAMA_ARG_N_GPU_LAYERS",
-            metavar="N",
-            min=-1,
-            help="Layers to put on the GPU; -1: all.",
-        ),
-    ] = 0,
-    tolerance: Annotated[
-        float,
-        typer.Option(
-            "--tolerance",
-            metavar="PERCENT",
-            help="Loss that is accepted: of the score, in points, and in perplexity.",
-        ),
-    ] = 1.0,
-    cache: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(
-            "--cache",
-            metavar="DIR|off",
-            show_default="the user's cache folder",
-            help="Where results are kept, so that nothing is measured twice.",
-        ),
-    ] = None,
-    out: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(
-            "--out", metavar="PREFIX", show_default=False, help="Also write PREFIX.html, .json and .md."
-        ),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Write JSON instead of a table.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show tracebacks of errors.")] = False,
+    seed: Seed = 0,
+    text: Text = None,
+    batch_size: BatchSize = 128,
+    threads: Threads = None,
+    gpu_layers: GpuLayers = 0,
+    tolerance: Tolerance = 1.0,
+    cache: Folder = None,
+    out: Out = None,
+    as_json: Json = False,
+    verbose: Verbose = False,
 ) -> None:
     """Measure on your own model which policy at which budget answers as the full cache does.
 
@@ -170,24 +120,14 @@ def evaluate(
         require_plots()
     from h2o_gguf.cli.eval_files import write_files
     from h2o_gguf.cli.eval_table import show
-    from h2o_gguf.evaluation.evaluation import Settings, evaluate
+    from h2o_gguf.evaluation.evaluation import evaluate
+    from h2o_gguf.evaluation.settings import FULL_RUN, QUICK_RUN, Settings
 
     settings = Settings.of(
-        policies=policy,
-        kept=kept,
-        tasks=task,
-        lengths=length,
-        mode=mode,
-        question=question,
-        n_samples=n_samples,
-        seed=seed,
-        text=text,
-        n_batch=batch_size,
-        n_threads=threads or 0,
-        n_gpu_layers=gpu_layers,
-        cache=cache,
-        tolerance=tolerance,
-    )
+        FULL_RUN if full else QUICK_RUN, policies=policy, kept=kept, tasks=task, lengths=length,
+        n_samples=n_samples, mode=mode, question=question, seed=seed, text=text, n_batch=batch_size,
+        n_threads=threads or 0, n_gpu_layers=gpu_layers, cache=cache, tolerance=tolerance,
+    )  # fmt: skip
     with LateBar("measuring") as bar:
         report = evaluate(str(path), settings, progress=bar.update)
     if as_json:

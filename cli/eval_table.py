@@ -14,11 +14,15 @@ from rich.table import Table
 from h2o_gguf.cli.render import show_bytes
 from h2o_gguf.evaluation.cells import Kept
 from h2o_gguf.evaluation.evaluation import Report
+from h2o_gguf.evaluation.recommendation import Recommendation
 from h2o_gguf.evaluation.side_by_side import Fidelity
 from h2o_gguf.evaluation.statistics import Interval
 from h2o_gguf.evaluation.summary import ALL, Row
 
-__all__ = ["Sheet", "notes", "sheets", "show", "show_kept", "write_markdown"]
+__all__ = [
+    "Sheet", "as_markdown", "notes", "print_sheets", "sheets", "show", "show_growth", "show_interval",
+    "show_kept", "write_markdown",
+]  # fmt: skip
 
 WIDE = 10_000  # characters: nobody breaks lines
 SCORES = (
@@ -59,28 +63,37 @@ def show(report: Report) -> None:
     if not sys.stdout.isatty():
         sys.stdout.write(write_markdown(report))
         return
+    print_sheets(list(sheets(report, is_brief=True)), notes(report), report.recommendation)
+
+
+def print_sheets(tables: Sequence[Sheet], said: Sequence[str], advice: Recommendation) -> None:
+    """Tables, notes and advice for a terminal."""
     console = Console(highlight=False)
-    for sheet in sheets(report, is_brief=True):
+    for sheet in tables:
         console.print(_table(sheet, box.SIMPLE_HEAD))
-    for note in notes(report):
+    for note in said:
         console.print(f"- {note}", markup=False)
     console.print()
-    console.print(report.recommendation.headline, style="bold", markup=False)
-    for reason in report.recommendation.reasons:
+    console.print(advice.headline, style="bold", markup=False)
+    for reason in advice.reasons:
         console.print(reason, markup=False)
 
 
 def write_markdown(report: Report) -> str:
     """Tables, notes and recommendation."""
+    return as_markdown(list(sheets(report)), notes(report), report.recommendation)
+
+
+def as_markdown(tables: Sequence[Sheet], said: Sequence[str], advice: Recommendation) -> str:
+    """Tables, notes and advice."""
     console = Console(file=StringIO(), width=WIDE, color_system=None)
     assert isinstance(console.file, StringIO)
-    for sheet in sheets(report):
-        console.print(f"## {sheet.title}\n", markup=False)
+    for sheet in tables:
+        console.print(f"## {sheet.title}", markup=False)
         console.print(_table(sheet, box.MARKDOWN, is_titled=False))
-    tables = "\n".join(line.rstrip() for line in console.file.getvalue().strip().splitlines())
-    lines = [*(f"- {note}" for note in notes(report)), "", "## Recommendation", ""]
-    advice = report.recommendation
-    return "\n".join([tables, "", *lines, f"**{advice.headline}**", "", *advice.reasons]) + "\n"
+    text = "\n".join(line.rstrip() for line in console.file.getvalue().strip().splitlines())
+    lines = [*(f"- {note}" for note in said), "", "## Recommendation", "", f"**{advice.headline}**"]
+    return "\n".join([text, "", *lines, *(f"\n{reason}" for reason in advice.reasons)]) + "\n"
 
 
 def notes(report: Report) -> list[str]:
@@ -112,8 +125,8 @@ def _score_row(row: Row) -> tuple[str, ...]:
         row.variant.name,
         show_kept(row.kept, row.budget),
         row.task,
-        _interval(row.score, 100),
-        "" if row.variant.is_full or row.loss is None else _interval(row.loss, 100),
+        show_interval(row.score),
+        "" if row.variant.is_reference or row.loss is None else show_interval(row.loss),
         str(row.score.n),
         show_bytes(row.kept_bytes),
         show_bytes(row.peak_bytes),
@@ -124,13 +137,11 @@ def _score_row(row: Row) -> tuple[str, ...]:
 
 
 def _text_row(each: Fidelity) -> tuple[str, ...]:
-    ratio = each.ratio
-    growth = Interval(ratio.mean - 1, ratio.low - 1, ratio.high - 1, ratio.n)
     return (
         each.variant.name,
         show_kept(each.kept, each.budget),
         f"{each.perplexity:.2f}",
-        "" if each.variant.is_full else f"{growth.mean:+.1%} ({growth.low:+.1%} .. {growth.high:+.1%})",
+        "" if each.variant.is_reference else show_growth(each.ratio),
         " ".join(f"{nats:.2f}" for nats in each.buckets),
         f"{each.kl:.4f}",
         f"{each.top1:.1%}",
@@ -141,19 +152,20 @@ def _text_row(each: Fidelity) -> tuple[str, ...]:
     )
 
 
-def _interval(value: Interval, scale: float) -> str:
-    low, high = scale * value.low, scale * value.high
-    return f"{scale * value.mean:.1f} ({low:.1f} .. {high:.1f})"
+def show_interval(value: Interval) -> str:
+    """A share and its interval, in percent."""
+    return f"{100 * value.mean:.1f} ({100 * value.low:.1f} .. {100 * value.high:.1f})"
+
+
+def show_growth(ratio: Interval) -> str:
+    """What a ratio has more than 1, and its interval."""
+    return f"{ratio.mean - 1:+.1%} ({ratio.low - 1:+.1%} .. {ratio.high - 1:+.1%})"
 
 
 def _table(sheet: Sheet, style: box.Box, *, is_titled: bool = True) -> Table:
     table = Table(box=style, title=sheet.title if is_titled else None, title_justify="left")
     for name in sheet.head:
         table.add_column(name, justify="left" if name in ("cache", "task") else "right", overflow="fold")
-    _add(table, sheet.rows)
-    return table
-
-
-def _add(table: Table, rows: Sequence[tuple[str, ...]]) -> None:
-    for row in rows:
+    for row in sheet.rows:
         table.add_row(*row)
+    return table

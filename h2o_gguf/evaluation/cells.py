@@ -105,7 +105,10 @@ def plan(
 
     found = [cell for length in lengths for cell in cells(Variant(FULL), length, 1.0, length)]
     for length in lengths:
-        for share in kept:
-            for variant in variants:
+        for variant in variants:
+            if variant.is_full:
+                found += cells(variant, length, 1.0, length)
+                continue
+            for share in kept:
                 found += cells(variant, budget_of(share, length), share, length)
     return found

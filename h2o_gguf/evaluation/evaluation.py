@@ -6,90 +6,22 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from h2o_gguf.benchmark.machine import environment
-from h2o_gguf.errors import OptionError
-from h2o_gguf.evaluation.cells import Kept, Mode, Question, budget_of, plan
+from h2o_gguf.evaluation.cells import budget_of, plan
 from h2o_gguf.evaluation.evaluator import Evaluator
 from h2o_gguf.evaluation.opening import ModelFile, check_lengths
 from h2o_gguf.evaluation.recommendation import Recommendation, recommend
 from h2o_gguf.evaluation.runner import Progress, Result, run
+from h2o_gguf.evaluation.settings import Settings
 from h2o_gguf.evaluation.side_by_side import Fidelity, Reader
-from h2o_gguf.evaluation.store import Store, default_folder
+from h2o_gguf.evaluation.store import Store
 from h2o_gguf.evaluation.summary import Row, floors, summarize
-from h2o_gguf.evaluation.tasks import FIDELITY, choose
-from h2o_gguf.evaluation.variants import FULL, Variant, with_controls
+from h2o_gguf.evaluation.tasks import FIDELITY
+from h2o_gguf.evaluation.variants import FULL, Variant, compared, with_controls
 
-__all__ = ["Report", "Settings", "evaluate"]
-
-POLICIES = ("h2o+",)
-TASKS = (FIDELITY, "single-prose", "multikey", "multiquery")
-LENGTHS = (1024,)
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What is evaluated.  See cells.Cell.
-
-    text : a file to read and to hide needles in. folder : of results; None: nothing is kept.
-    tolerance : of losses, 0 to 1.
-    """
-
-    policies: tuple[str, ...]
-    kept: tuple[Kept, ...]
-    tasks: tuple[str, ...]
-    lengths: tuple[int, ...]
-    mode: Mode
-    question: Question
-    n_samples: int
-    seed: int
-    n_batch: int
-    n_threads: int
-    n_gpu_layers: int
-    text: Path | None
-    folder: Path | None
-    tolerance: float
-
-    @classmethod
-    def of(
-        cls,
-        *,
-        policies: Sequence[str] | None,
-        kept: str,
-        tasks: Sequence[str] | None,
-        lengths: Sequence[int] | None,
-        mode: str,
-        question: str,
-        cache: str | None,
-        tolerance: float,
-        **others: Any,
-    ) -> Settings:
-        """From words, with defaults.  Raises: OptionError."""
-        if mode not in get_args(Mode):
-            raise OptionError(f"mode is {mode!r}: it must be {' or '.join(get_args(Mode))}", "mode")
-        if question not in get_args(Question):
-            words = " or ".join(get_args(Question))
-            raise OptionError(f"question is {question!r}: it must be {words}", "question")
-        if not 0 < tolerance < 100:
-            raise OptionError(
-                f"tolerance is {tolerance:g}: it must be percents above 0 and below 100", "tolerance"
-            )
-        found = cls(
-            tolerance=tolerance / 100,
-            policies=tuple(dict.fromkeys(policies or POLICIES)),
-            kept=tuple(dict.fromkeys(_kept(word) for word in kept.split(","))),
-            tasks=choose(tasks or TASKS),
-            lengths=tuple(sorted(set(lengths or LENGTHS))),
-            mode=mode,  # type: ignore[arg-type]
-            question=question,  # type: ignore[arg-type]
-            folder=None if cache == "off" else Path(cache) if cache else default_folder(),
-            **others,
-        )
-        for share in found.kept:
-            for length in found.lengths:
-                budget_of(share, length)
-        return found
+__all__ = ["Report", "compare", "evaluate"]
 
 
 @dataclass(frozen=True)
@@ -123,15 +55,33 @@ class Report:
 
 
 def evaluate(model: str, settings: Settings, progress: Progress | None = None) -> Report:
-    """Measure what is new and report on everything.
+    """Measure the policies and their controls at every budget, as far as that is new; report on everything.
 
     model : path of a GGUF file. progress : called with tokens done and in all.
 
     Raises: ModelFileError, UnsupportedModelError, OptionError, BudgetError before anything is run.
     """
+    return _measure(model, settings, with_controls(settings.policies, settings.budgets()), progress)
+
+
+def compare(model: str, settings: Settings, types: Sequence[str], progress: Progress | None = None) -> Report:
+    """Measure ways to save memory beside each other: windows, cache types, policies, and these together.
+
+    types : of keys and values, beside f16. Others are evaluate's, and so is what is raised.
+    """
+    variants = compared(settings.policies, types, settings.budgets())
+    return _measure(model, settings, variants, progress, is_fresh=True)
+
+
+def _measure(
+    model: str,
+    settings: Settings,
+    variants: Sequence[Variant],
+    progress: Progress | None,
+    *,
+    is_fresh: bool = False,
+) -> Report:
     check_lengths(model, settings.lengths, settings.n_batch)
-    budgets = [budget_of(share, length) for share in settings.kept for length in settings.lengths]
-    variants = with_controls(settings.policies, budgets)
     tasks = [task for task in settings.tasks if task != FIDELITY]
     cells = plan(
         variants, settings.kept, tasks, settings.lengths, n_samples=settings.n_samples,
@@ -144,9 +94,14 @@ def evaluate(model: str, settings: Settings, progress: Progress | None = None) -
     with closing(Store(settings.folder, evaluator.facts())) as store:
         if FIDELITY in settings.tasks:
             n = max(settings.lengths)
-            readers = [Reader(v, share, budget_of(share, n)) for share in settings.kept for v in variants]
-            full = Reader(Variant(FULL), 1.0, n)
-            fidelity = evaluator.fidelity([full, *readers], n, settings.n_batch, store, progress)
+            readers = [Reader(v, 1.0, n) for v in (Variant(FULL), *variants) if v.is_full]
+            readers += [
+                Reader(v, share, budget_of(share, n))
+                for share in settings.kept
+                for v in variants
+                if not v.is_full
+            ]
+            fidelity = evaluator.fidelity(readers, n, settings.n_batch, store, progress, is_fresh=is_fresh)
         order = {cell: i for i, cell in enumerate(cells)}
         results = sorted(run(cells, evaluator.answer, store, progress), key=lambda r: order[r.cell])
     return Report(
@@ -158,13 +113,3 @@ def evaluate(model: str, settings: Settings, progress: Progress | None = None) -
         recommendation=recommend(results, fidelity, settings.tolerance),
         results=tuple(results),
     )
-
-
-def _kept(word: str) -> Kept:
-    try:
-        return float(word) if 0 < float(word) < 1 else int(word)
-    except ValueError:
-        raise OptionError(
-            f"kept is {word!r}: it must be shares such as 0.25, or numbers of entries, with commas between",
-            "kept",
-        ) from None

@@ -82,7 +82,7 @@ def candidates(results: Sequence[Result], fidelity: Sequence[Fidelity]) -> list[
     for result, loss in paired(results):
         cell = result.cell
         key = cell.variant, cell.kept
-        if cell.variant.is_full:
+        if cell.variant.is_reference:
             continue
         sizes[key] = max(sizes.get(key, (0, 0)), (cell.budget, result.outcome.kept_bytes))
         strata = losses.setdefault(key, {})
@@ -91,7 +91,7 @@ def candidates(results: Sequence[Result], fidelity: Sequence[Fidelity]) -> list[
     texts: dict[tuple[Variant, Kept], Interval] = {}
     for each in fidelity:
         key = each.variant, each.kept
-        if not each.variant.is_full:
+        if not each.variant.is_reference:
             ratio = each.ratio
             texts[key] = Interval(ratio.mean - 1, ratio.low - 1, ratio.high - 1, ratio.n)
             sizes.setdefault(key, (each.budget, each.kept_bytes))
@@ -144,6 +144,8 @@ def recommend(results: Sequence[Result], fidelity: Sequence[Fidelity], tolerance
 def show_kept(candidate: Candidate) -> str:
     """The budget in words."""
     entries = f"{candidate.budget:,} entries per KV head, {candidate.kept_bytes / 2**20:.1f} MiB"
+    if candidate.variant.is_full:
+        return f"everything ({entries})"
     return f"{candidate.kept:.0%} ({entries})" if candidate.kept < 1 else entries
 
 

@@ -5,6 +5,7 @@ Turns let a busy machine slow all of them alike, and one block of logits is all 
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -22,6 +23,7 @@ from h2o_gguf.evaluation.fidelity import bootstrap_ratio
 from h2o_gguf.evaluation.opening import ModelFile
 from h2o_gguf.evaluation.statistics import Interval
 from h2o_gguf.evaluation.variants import Variant
+from h2o_gguf.host_memory import available_bytes
 from h2o_gguf.logprobs import log_softmax
 
 if TYPE_CHECKING:
@@ -31,6 +33,7 @@ __all__ = ["Fidelity", "Reader", "measure_fidelity"]
 
 N_BUCKETS = 4
 BURST, N_BURSTS = 16, 4  # tokens written in a turn; together one eviction's worth
+MARGIN = 256 << 20  # bytes of a context beside its weights
 Progress = Callable[[int, int], None]
 
 
@@ -124,8 +127,15 @@ def measure_fidelity(
 ) -> list[Fidelity]:
     """Read the first n_tokens of a text with every reader, the first of them the full cache.
 
-    The second half is scored. progress : tokens done and in all. Raises: what opening a model raises.
+    The second half is scored. Where memory does not hold them all at once, the full cache reads again with
+    each part of them. progress : tokens done and in all. Raises: what opening a model raises.
     """
+    n_total, n_open = len(readers), _n_open(model)
+    if n_total > n_open:
+        first, *others = readers
+        parts = [[first, *others[i : i + n_open - 1]] for i in range(0, len(others), n_open - 1)]
+        found = [measure_fidelity(model, text, part, n_tokens, n_batch, progress) for part in parts]
+        return [found[0][0], *(each for part in found for each in part[1:])]
     with ExitStack() as stack:
         tracks: list[_Track] = []
         tokens: list[int] = []
@@ -146,6 +156,14 @@ def measure_fidelity(
         return [
             _fidelity(track, full, report, len(tokens)) for track, report in zip(tracks, reports, strict=True)
         ]
+
+
+def _n_open(model: ModelFile) -> int:
+    """How many copies of the model fit into memory, 2 to 16; weights may be repacked, or on a GPU."""
+    room = available_bytes()
+    if room is None or model.n_gpu_layers:
+        return 2
+    return max(2, min(16, room // (2 * os.stat(model.path).st_size + MARGIN)))
 
 
 def _tokens(llm: H2OLlama, text: str, n: int) -> list[int]:

@@ -51,7 +51,7 @@ def floors(results: Iterable[Result]) -> dict[tuple[int, str], float]:
     """(length, task) and score of the full cache, where that is below 0.8."""
     scores: dict[tuple[int, str], list[float]] = {}
     for result in results:
-        if result.cell.variant.is_full:
+        if result.cell.variant.is_reference:
             scores.setdefault((result.cell.length, result.cell.task), []).append(result.outcome.score)
     means = {key: sum(values) / len(values) for key, values in scores.items()}
     return {key: mean for key, mean in means.items() if mean < FLOOR}
@@ -59,7 +59,7 @@ def floors(results: Iterable[Result]) -> dict[tuple[int, str], float]:
 
 def paired(results: Sequence[Result]) -> list[tuple[Result, float | None]]:
     """Every result with the full cache's score on the same sample less its own; None without one."""
-    full = {_sample(r.cell): r.outcome.score for r in results if r.cell.variant.is_full}
+    full = {_sample(r.cell): r.outcome.score for r in results if r.cell.variant.is_reference}
     scores = ((result, full.get(_sample(result.cell))) for result in results)
     return [(result, None if score is None else score - result.outcome.score) for result, score in scores]
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from h2o_gguf import policies
 from h2o_gguf.policies import Policy
 
-__all__ = ["FULL", "Variant", "with_controls"]
+__all__ = ["FULL", "Variant", "compared", "with_controls"]
 
 FULL = "none"  # the policy that keeps everything
 STREAMING, RANDOM = "streaming", "random"
@@ -41,6 +41,11 @@ class Variant:
         return self.policy == FULL
 
     @property
+    def is_reference(self) -> bool:
+        """Whether it is what all others are compared with: everything, as f16."""
+        return self == Variant(FULL)
+
+    @property
     def is_control(self) -> bool:
         """Whether it is there to be beaten."""
         return self.policy == RANDOM
@@ -71,3 +76,14 @@ def with_controls(names: Sequence[str], budgets: Iterable[int]) -> list[Variant]
             windows.setdefault(tuple((policy.n_sink, policy.n_recent) for policy in each), name)
     found = [Variant(name) for name in dict.fromkeys([*chosen, STREAMING]) if name != RANDOM]
     return found + [Variant(RANDOM, like=name) for name in windows.values() or (DEFAULT,)]
+
+
+def compared(names: Sequence[str], types: Sequence[str], budgets: Iterable[int]) -> list[Variant]:
+    """Ways to save memory: a sliding window, cache types, the policies, and both together; and the control.
+
+    types : of keys and values, beside f16.  Raises: as with_controls.
+    """
+    plain = with_controls(names, budgets)
+    policies_only = [v for v in plain if v.policy not in (STREAMING, RANDOM)]
+    smaller = [replace(v, type_k=t, type_v=t) for t in types for v in (Variant(FULL), *policies_only)]
+    return sorted([*plain, *smaller], key=lambda v: (v.policy == RANDOM, v.policy not in (STREAMING, FULL)))

@@ -47,7 +47,8 @@ def test_the_smallest_budget_without_a_loss_is_chosen_and_its_doubts_are_named()
     measured = [
         *results(FULL, 1.0, [1.0] * 10),
         *results("h2o+", 0.5, [1.0] * 10), *results("h2o+", 0.25, [1.0] * 10),
-        *results("h2o+", 0.1, [0.9] * 10), *results("streaming", 0.25, [0.5] * 10), *results(RANDOM, 0.1, [1.0] * 10),
+        *results("h2o+", 0.1, [0.9] * 10), *results("streaming", 0.25, [0.5] * 10),
+        *results(RANDOM, 0.1, [1.0] * 10),
     ]  # fmt: skip
     advice = recommend(measured, [], 0.01)
     assert advice.choice is not None and advice.choice.variant == Variant("h2o+")

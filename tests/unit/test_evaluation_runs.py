@@ -14,9 +14,9 @@ import pytest
 from h2o_gguf import policies
 from h2o_gguf.errors import BudgetError, OptionError
 from h2o_gguf.evaluation.cells import Cell, Outcome, budget_of, plan
-from h2o_gguf.evaluation.evaluation import Settings
 from h2o_gguf.evaluation.one_shot import sharing
 from h2o_gguf.evaluation.runner import Result, batches, run
+from h2o_gguf.evaluation.settings import QUICK_RUN, Settings
 from h2o_gguf.evaluation.statistics import bootstrap, hidden_loss, samples_needed
 from h2o_gguf.evaluation.store import Store, policy_key
 from h2o_gguf.evaluation.summary import ALL, floors, summarize
@@ -257,7 +257,7 @@ def settings(**options: Any) -> Settings:
         "question": "hidden", "cache": "off", "tolerance": 1.0, "n_samples": 1, "seed": 0, "n_batch": 128,
         "n_threads": 1, "n_gpu_layers": 0, "text": None,
     }  # fmt: skip
-    return Settings.of(**(given | options))
+    return Settings.of(QUICK_RUN, **(given | options))
 
 
 def test_settings_come_from_words() -> None:
