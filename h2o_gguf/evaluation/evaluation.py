@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from h2o_gguf.benchmark.machine import environment
+from h2o_gguf.documents import Document
+from h2o_gguf.errors import OptionError
 from h2o_gguf.evaluation.cells import budget_of, plan
 from h2o_gguf.evaluation.evaluator import Evaluator
 from h2o_gguf.evaluation.opening import ModelFile, check_lengths
@@ -88,7 +90,7 @@ def _measure(
         seed=settings.seed, mode=settings.mode, question=settings.question, n_batch=settings.n_batch,
     )  # fmt: skip
     about = environment(model)
-    text = settings.text.read_text(encoding="utf-8") if settings.text is not None else None
+    text = _text(settings.text)
     evaluator = Evaluator(ModelFile(model, settings.n_threads, settings.n_gpu_layers), text)
     fidelity: list[Fidelity] = []
     with closing(Store(settings.folder, evaluator.facts())) as store:
@@ -113,3 +115,13 @@ def _measure(
         recommendation=recommend(results, fidelity, settings.tolerance),
         results=tuple(results),
     )
+
+
+def _text(path: Path | None) -> str | None:
+    if path is None:
+        return None
+    with Document.open(path) as file:
+        text = file.text()
+    if not text.strip():
+        raise OptionError(f"{str(path)!r} has no text in it: name another file, or leave it out", "text")
+    return text

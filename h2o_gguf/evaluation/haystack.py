@@ -15,7 +15,7 @@ NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. The
 
 
 class Haystack:
-    """Sentences of a text, and noise.  text : running text; None: English that every Python has."""
+    """Sentences of a text, and noise.  text : not empty; None: English that every Python has."""
 
     def __init__(self, text: str | None = None) -> None:
         self._sentences = tuple(_sentences(text)) if text is not None else _own_sentences()
@@ -45,5 +45,4 @@ def _own_sentences() -> tuple[str, ...]:
 
 
 def _sentences(text: str) -> list[str]:
-    found = [part for part in re.split(r"(?<=[.!?])\s+", " ".join(text.split())) if part]
-    return found or [""]
+    return [part for part in re.split(r"(?<=[.!?])\s+", " ".join(text.split())) if part]

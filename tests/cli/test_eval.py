@@ -47,9 +47,8 @@ def test_a_run_says_what_it_measured_and_a_second_measures_nothing(
 
 def test_ctrl_c_keeps_what_was_done(environment: dict[str, str], model: Path, home: Path) -> None:
     command = [*COMMAND, "eval", str(model), *map(str, QUICK), "--json"]
-    process = subprocess.Popen(
-        command, env=environment, cwd=home, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = subprocess.Popen(command, env=environment, cwd=home, **pipes)  # type: ignore[call-overload]
     try:
         end = time.monotonic() + 120
         while time.monotonic() < end and not _n_results(home / "results"):
@@ -97,7 +96,8 @@ def test_one_shot_and_compare_have_their_tables(cli: RunCli, model: Path) -> Non
         (("--policy", "h20"), ("'h20'", "h2o")),
         (("--mode", "both"), ("bounded or one-shot",)),
         (("--length", "90000"), ("90000", "8064")),
-        (("--text", "missing.txt"), ("No such file",)),
+        (("--text", "missing.txt"), ("'missing.txt'", "no such file")),
+        (("--text", "/dev/null"), ("'/dev/null'", "no text")),
         (("--tolerance", "0"), ("tolerance",)),
     ],
 )
