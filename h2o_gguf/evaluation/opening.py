@@ -12,9 +12,10 @@ from h2o_gguf.policies import Policy
 if TYPE_CHECKING:
     from h2o_gguf.llama import H2OLlama
 
-__all__ = ["ModelFile", "check_lengths"]
+__all__ = ["WRITTEN", "ModelFile", "check_lengths"]
 
 BLOCK = 64  # entries evicted at once while writing
+WRITTEN = 64  # most tokens that are written to a text that fills the length
 
 
 @dataclass(frozen=True)
@@ -39,10 +40,10 @@ def check_lengths(path: str, lengths: tuple[int, ...], n_batch: int) -> None:
     """Raise OptionError if the full cache of the longest, and a batch, do not fit the model's positions;
     UnsupportedModelError, ModelFileError.
     """
-    n_most = require_support(read_shape(path)).n_pos_max - n_batch
+    n_most = require_support(read_shape(path)).n_pos_max - n_batch - WRITTEN
     if lengths and max(lengths) > n_most:
         raise OptionError(
-            f"a length of {max(lengths)} tokens and a batch of {n_batch} do not fit into the model's "
-            f"positions, and the full cache must hold them to compare with: the longest is {n_most}",
+            f"a length of {max(lengths)} tokens, a batch of {n_batch} and {WRITTEN} to write do not fit "
+            "into the model's positions, and the full cache must hold them to compare with: the longest is {n_most}",
             "length",
         )

@@ -20,7 +20,7 @@ from h2o_gguf.errors import OptionError
 from h2o_gguf.evaluation.answering import Greedy
 from h2o_gguf.evaluation.cells import Kept
 from h2o_gguf.evaluation.fidelity import bootstrap_ratio
-from h2o_gguf.evaluation.opening import ModelFile
+from h2o_gguf.evaluation.opening import WRITTEN, ModelFile
 from h2o_gguf.evaluation.statistics import Interval
 from h2o_gguf.evaluation.variants import Variant
 from h2o_gguf.host_memory import available_bytes
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 __all__ = ["Fidelity", "Reader", "measure_fidelity"]
 
 N_BUCKETS = 4
-BURST, N_BURSTS = 16, 4  # tokens written in a turn; together one eviction's worth
+N_BURSTS = 4
+BURST = WRITTEN // N_BURSTS  # tokens written in a turn; together one eviction's worth
 MARGIN = 256 << 20  # bytes of a context beside its weights
 Progress = Callable[[int, int], None]
 
@@ -141,7 +142,7 @@ def measure_fidelity(
         tokens: list[int] = []
         for reader in readers:
             variant = reader.variant
-            budget = n_tokens + BURST * N_BURSTS if variant.is_full else reader.budget
+            budget = n_tokens + WRITTEN if variant.is_full else reader.budget
             llm = stack.enter_context(
                 model.open(variant.make(budget), n_batch, variant.type_k, variant.type_v)
             )

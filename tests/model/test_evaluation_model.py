@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 from llama_harness import english, model_path, open_llama
 
@@ -16,6 +18,8 @@ from h2o_gguf.evaluation.evaluator import Evaluator
 from h2o_gguf.evaluation.opening import ModelFile
 from h2o_gguf.evaluation.side_by_side import Reader, measure_fidelity
 from h2o_gguf.evaluation.variants import FULL, Variant
+from h2o_gguf.policies import Cells, registry
+from h2o_gguf.view import CacheView
 
 LENGTH = 300
 
@@ -120,3 +124,31 @@ def test_little_time_goes_beside_the_model(evaluator: Evaluator, monkeypatch: py
     started = time.process_time()
     assert len(list(evaluator.answer(cells))) == 6
     assert time.process_time() - started < 1.1 * inside + 1.0  # a second to load the model
+
+
+@dataclass(frozen=True)
+class Watching:
+    """Keeps what the recorded queries look at."""
+
+    budget: int
+    name: ClassVar[str] = "watching"
+    needs_scores: ClassVar[bool] = False
+    n_observed: ClassVar[int] = 8
+
+    def victims(self, view: CacheView, n: int) -> Cells:
+        seen = np.stack([view.attention(row).sum((1, 2)) for row in range(view.shape[0])])
+        return policies.select_lowest(view, seen, view.evictable(4, 16), n, "head")
+
+
+def test_recorded_queries_are_a_part_of_what_is_shared(
+    evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(registry.OURS, "watching", Watching)
+    cells = plan(
+        [Variant("watching")], [0.5, 0.25], ["single-noise"], [LENGTH], n_samples=1, mode="one-shot",
+        n_batch=32,
+    )  # fmt: skip
+    shared = dict(evaluator.answer(cells[1:]))
+    ((cell, alone),) = evaluator.answer(cells[2:])
+    assert (alone.answer, alone.n_kept) == (shared[cell].answer, shared[cell].n_kept)
+    assert alone.n_kept == 75
