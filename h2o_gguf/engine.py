@@ -296,6 +296,23 @@ class Engine:
             self._raise_policy_error()
             raise
 
+    def evict(self, policy: Policy) -> None:
+        """Evict once, down to the budget of another policy and as that one says; the engine's own stays.
+
+        policy : of the same decay, scores and observed queries as the engine's.
+        """
+        if self.cache is None:
+            raise OptionError("nothing can be evicted from a context without an eviction cache", "policy")
+        own = self.policy, self._evictor
+        self.policy, self._evictor = policy, Evictor(policy)
+        self._evictor.pins = self._pins
+        self.cache.set_policy(self._evictor)
+        try:
+            self.keep_budget()
+        finally:
+            self.policy, self._evictor = own
+            self.cache.set_policy(self._evictor)
+
     def report(self) -> KVReport:
         """The state of the cache."""
         if self.cache is None or self.policy is None:

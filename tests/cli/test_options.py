@@ -12,7 +12,7 @@ import typer
 from typer.testing import CliRunner
 
 from h2o_gguf import __version__
-from h2o_gguf.cli import bench, chat, run, summarize
+from h2o_gguf.cli import bench, chat, compare, eval, run, summarize
 from h2o_gguf.cli.app import app
 from h2o_gguf.cli.flags import expand_flags
 from h2o_gguf.cli.options import CacheFlags
@@ -25,6 +25,8 @@ COMMANDS = (
     "summarize",
     "inspect",
     "bench",
+    "eval",
+    "compare",
     "models list",
     "models fetch",
     "models remove",
@@ -88,7 +90,10 @@ def test_flags_have_llama_cpps_letters_names_and_variables(command: Any, name: s
 def test_help_names_every_option_of_the_command(command: str) -> None:
     result = runner.invoke(app, [*command.split(), "--help"], env={"COLUMNS": "200"})
     assert result.exit_code == 0
-    functions = {"chat": chat.chat, "run": run.run, "summarize": summarize.summarize, "bench": bench.bench}
+    functions = {
+        "chat": chat.chat, "run": run.run, "summarize": summarize.summarize, "bench": bench.bench,
+        "eval": eval.evaluate, "compare": compare.compare,
+    }  # fmt: skip
     function = functions.get(command)
     for option in parameters(function).values() if function else ():
         for name in names_of(option):
@@ -101,7 +106,8 @@ def test_help_names_every_option_of_the_command(command: str) -> None:
 
 def test_help_of_the_whole_lists_the_commands() -> None:
     result = runner.invoke(app, ["--help"])
-    assert all(name in result.stdout for name in ("chat", "run", "summarize", "inspect", "bench", "models"))
+    names = ("chat", "run", "summarize", "inspect", "bench", "eval", "compare", "models")
+    assert all(name in result.stdout for name in names)
 
 
 def test_version_is_the_packages() -> None:
