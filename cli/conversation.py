@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING
 
+from h2o_gguf import policies
 from h2o_gguf.cancel import CancelToken
 from h2o_gguf.cli.cuts import why_full
 from h2o_gguf.cli.interrupt import cancel_on_interrupt, no_echo
@@ -18,13 +19,6 @@ if TYPE_CHECKING:
 __all__ = ["Conversation"]
 
 Answer = Callable[[Callable[[int, int], None], CancelToken], Generator[str, None, None]]
-
-KEEPS = {
-    "h2o+": "the most useful",
-    "h2o": "the most useful",
-    "streaming": "the first and the newest",
-    "random": "drawn at random",
-}
 
 
 class Conversation:
@@ -87,7 +81,7 @@ class Conversation:
             system = ", the system message among them" if self.session.pins_system else ""
             notice(
                 f"the cache is full: from now on {kv.policy} keeps {kv.budget:,} entries per KV head, "
-                f"{KEEPS.get(kv.policy, 'which it chooses')}{system} (/kv shows how full it is)"
+                f"{policies.keeps(kv.policy)}{system} (/kv shows how full it is)"
             )
         if self._verbose:
             notice(f"read {speed(turn.n_read, turn.read_s)}, wrote {speed(turn.n_written, turn.write_s)}")

@@ -117,7 +117,9 @@ class CacheFlags:
         str,
         typer.Option(
             "--policy", envvar="H2O_GGUF_POLICY", metavar="NAME", callback=mark_environment,
-            help="What to evict: h2o+, h2o, streaming, random, or none (a full cache is an error).",
+            help="What to evict: h2o+, h2o, streaming, random, tova, snapkv, pyramidkv, keydiff, knorm, "
+            "expected-attention, dropkv, scissorhands, hcattention, r-kv, lazy, staged (snapkv, then h2o+), "
+            "the policy of an installed package, or none (a full cache is an error).",
         ),
     ] = "h2o+"  # fmt: skip
     sink: Annotated[

@@ -20,11 +20,12 @@ from h2o_gguf.errors import (
     NativeError,
     OptionError,
 )
-from h2o_gguf.eviction import Evictor, NativeCache, Span, check_pins, room_failure
+from h2o_gguf.eviction import Evictor, NativeCache, OnEvict, Span, check_pins, room_failure
 from h2o_gguf.policies import Policy
 from h2o_gguf.protocols import UNBOUNDED, Logits, Progress, Sampler
 from h2o_gguf.report import KVReport
 from h2o_gguf.token_log import TokenLog
+from h2o_gguf.view import CacheView
 
 if TYPE_CHECKING:
     from h2o_gguf.context import Context
@@ -77,7 +78,7 @@ class Engine:
         self._mark: tuple[int, Logits] | None = None  # end of the last prompt and the logits there
         self._evictor = Evictor(self.policy) if self.policy is not None else None
         if cache is not None and self._evictor is not None:
-            cache.set_policy(self._evictor)
+            self._evictor.attach(cache)
 
     @property
     def tokens(self) -> list[int]:
@@ -104,6 +105,22 @@ class Engine:
         self._pins = check_pins(spans, self.policy) if self.policy is not None else tuple(spans)
         if self._evictor is not None:
             self._evictor.pins = self._pins
+
+    @property
+    def on_evict(self) -> OnEvict | None:
+        """Told of every eviction, before it happens: (what the policy saw, its victims).  None: nobody is."""
+        return self._evictor.on_evict if self._evictor is not None else None
+
+    @on_evict.setter
+    def on_evict(self, fn: OnEvict | None) -> None:
+        if self._evictor is not None:
+            self._evictor.on_evict = fn
+
+    def view(self) -> CacheView | None:
+        """The cache as the policy would see it now; None without one."""
+        if self.cache is None or self._evictor is None:
+            return None
+        return self._evictor.view(self.cache.view())
 
     @property
     def logits(self) -> Logits | None:
@@ -207,6 +224,8 @@ class Engine:
                 if cancel is not None and cancel.cancelled:
                     raise Cancelled(f"cancelled after {start} of {len(todo)} prompt tokens")
                 self._decode(todo[start : start + self.context.n_batch], cancel)
+                if self._evictor is not None:
+                    self._evictor.n_prompt = self.n_past
                 if progress is not None:
                     progress(min(start + self.context.n_batch, len(todo)), len(todo))
         except BaseException:
@@ -235,6 +254,8 @@ class Engine:
         self._require_open()
         self._settle()
         self.cancelled = False
+        if self._evictor is not None:
+            self._evictor.n_prompt = min(self._evictor.n_prompt, self.n_past)
         guesses = Guesses(draft)
         n = 0
         try:
@@ -275,6 +296,23 @@ class Engine:
             self._raise_policy_error()
             raise
 
+    def evict(self, policy: Policy) -> None:
+        """Evict once, down to the budget of another policy and as that one says; the engine's own stays.
+
+        policy : of the same decay, scores and observed queries as the engine's.
+        """
+        if self.cache is None:
+            raise OptionError("nothing can be evicted from a context without an eviction cache", "policy")
+        own = self.policy, self._evictor
+        self.policy, self._evictor = policy, Evictor(policy)
+        self._evictor.pins = self._pins
+        self.cache.set_policy(self._evictor)
+        try:
+            self.keep_budget()
+        finally:
+            self.policy, self._evictor = own
+            self.cache.set_policy(self._evictor)
+
     def report(self) -> KVReport:
         """The state of the cache."""
         if self.cache is None or self.policy is None:
@@ -299,6 +337,8 @@ class Engine:
         self._logits, self._mark = logits, None
         if logits is not None:
             self._mark = (self.n_past, logits)
+        if self._evictor is not None:
+            self._evictor.forget(self.n_past)
 
     def close(self) -> None:
         """Detach from the context; may be called twice."""
@@ -368,9 +408,9 @@ class Engine:
         """Evaluate one batch; return its logits, of the last token only unless all_logits."""
         self._logits = None
         code = self.context.decode(tokens, self.n_past, all_logits=all_logits, cancel=cancel)
-        if code == 0:
-            return self.context.logits(len(tokens) if all_logits else 1)
         is_policys = self._evictor is not None and self._evictor.has_error
+        if code == 0 and not is_policys:
+            return self.context.logits(len(tokens) if all_logits else 1)
         reason = room_failure() if code == DECODE_NO_VICTIMS and not is_policys else ""
         self._settle()
         self._raise_policy_error()

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from h2o_gguf.errors import BudgetError
-from h2o_gguf.policies import Policy, ask
+from h2o_gguf.policies import Cells, Policy, ask, ask_traces
+from h2o_gguf.traces import Traces
 from h2o_gguf.view import CacheView
 
-__all__ = ["Evictor", "NativeCache", "Span", "budget_for", "check_pins", "room_failure"]
+__all__ = ["Evictor", "NativeCache", "OnEvict", "Span", "budget_for", "check_pins", "room_failure"]
 
 Span = tuple[int, int]  # half-open, positions
+OnEvict = Callable[[CacheView, Cells], None]
 
 
 class NativeCache(Protocol):
@@ -26,9 +29,11 @@ class NativeCache(Protocol):
     def n_evicted(self) -> int: ...
     @property
     def n_rebases(self) -> int: ...
+    def view(self) -> Any: ...
     def used(self) -> int: ...
     def rollback_min(self) -> int: ...
     def set_policy(self, fn: Callable[[Any, int], NDArray[np.int32]] | None) -> None: ...
+    def set_observer(self, fn: Callable[[Any, int], None] | None) -> None: ...
     def make_room(self, n_keep: int) -> int: ...
     def save(self) -> bytes: ...
     def load(self, data: bytes) -> None: ...
@@ -36,25 +41,58 @@ class NativeCache(Protocol):
 
 
 class Evictor:
-    """The callback a native cache asks for victims.
+    """The callback a native cache asks for victims, and tells of every batch if the policy keeps traces.
 
     pins : the spans that are never victims; the engine changes them between calls.
+    n_prompt : where the newest prompt ends; what is read after it was generated. The engine moves it.
+    on_evict : told what the policy saw and whom it chose.
     """
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self.pins: tuple[Span, ...] = ()
-        self._copies: tuple[NDArray[np.float32], NDArray[np.int32]] | None = None
+        self.n_prompt = 0
+        self.on_evict: OnEvict | None = None
+        self._traces = Traces(policy.n_trace)
         self._error: BaseException | None = None
         self._cause: BaseException | None = None
 
+    def attach(self, cache: NativeCache) -> None:
+        """Become the policy of a native cache."""
+        cache.set_policy(self)
+        if self.policy.n_trace:
+            cache.set_observer(self.follow)
+
     def __call__(self, native: Any, n: int) -> NDArray[np.int32]:
+        """Return n victims per KV head: int32[n_layer, n_head_kv, n]."""
         try:
-            return ask(self.policy, self._view(native), n)
+            self._traces.drop_from(int(native.n_past))
+            view = self.view(native)
+            if view.n_unobserved:
+                view = self._observe(view)
+            victims = ask(self.policy, view, n)
+            if self.on_evict is not None:
+                self.on_evict(view, victims)
+            return victims
         except BaseException as error:
-            # Native code stands between here and the call that made room: raise_error brings it there.
-            self._error, self._cause = error, error.__cause__
+            self._keep(error)
             raise
+
+    def follow(self, native: Any, n_tokens: int) -> None:
+        """Take note of a batch that was computed; observe while its queries are still recorded."""
+        try:
+            self._traces.drop_from(int(native.n_past) - n_tokens)
+            # The next batch is taken to be as long as this one.
+            if int(native.n_past) - self._traces.n_seen + n_tokens > self.policy.n_observed:
+                self._observe(self.view(native))
+        except BaseException as error:
+            self._keep(error)
+            raise
+
+    def forget(self, n_past: int) -> None:
+        """Another sequence of n_past tokens is in the cache now: a prompt, without traces or queries."""
+        self._traces.drop_from(0)
+        self._traces.n_seen = self.n_prompt = n_past
 
     @property
     def has_error(self) -> bool:
@@ -67,22 +105,33 @@ class Evictor:
         if error is not None:
             raise error from self._cause
 
-    def _view(self, native: Any) -> CacheView:
-        # Copies: a policy may keep its view, and native memory ends with the cache.
-        if self._copies is None or self._copies[1].shape != native.pos.shape:
-            self._copies = np.empty_like(native.scores), np.empty_like(native.pos)
-        scores, pos = self._copies
-        np.copyto(scores, native.scores)
-        np.copyto(pos, native.pos)
+    def view(self, native: Any) -> CacheView:
+        """What the policy would see of a native view now."""
+        n_past, pos = int(native.n_past), native.pos.copy()
+        has_traces = self.policy.n_trace > 0
         return CacheView(
-            scores=scores,
+            # Copies: a policy may keep its view, and native memory ends with the cache.
+            scores=native.scores.copy(),
             pos=pos,
-            n_past=int(native.n_past),
+            n_past=n_past,
             n_used=int(native.n_used),
             decay=self.policy.decay,
             layer_ids=tuple(native.layer_ids),
             pins=self.pins,
+            n_prompt=self.n_prompt,
+            traces=self._traces.at(pos) if has_traces else None,
+            n_unobserved=max(0, n_past - self._traces.n_seen) if has_traces else 0,
+            observation=native.observation,
         )
+
+    def _keep(self, error: BaseException) -> None:
+        # Native code stands between here and the call that ran into it: raise_error brings it there.
+        self._error, self._cause = error, error.__cause__
+
+    def _observe(self, view: CacheView) -> CacheView:
+        traces = ask_traces(self.policy, view)
+        self._traces.put(view.pos, traces, view.n_past)
+        return replace(view, traces=traces, n_unobserved=0)
 
 
 def check_pins(pins: Sequence[Span], policy: Policy) -> tuple[Span, ...]:

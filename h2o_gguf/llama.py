@@ -28,7 +28,7 @@ from h2o_gguf.host_memory import require_bytes
 from h2o_gguf.kinds import Callback, Int32, Integer, Number, Path, Switch, Text
 from h2o_gguf.lock import CallLock, Gone
 from h2o_gguf.lowlevel import LowLevel
-from h2o_gguf.models import cannot_generate, memory_bytes, read_header, shape_of
+from h2o_gguf.models import cannot_generate, memory_bytes, query_bytes, read_header, shape_of
 from h2o_gguf.models.catalog import refuse_name
 from h2o_gguf.native import C, high, native_log
 from h2o_gguf.options import (
@@ -182,7 +182,10 @@ class H2OLlama(LowLevel, Completions, Sessions, high.Llama):  # type: ignore[mis
             flash_attn=flash_attn, swa_full=bool(options.get("swa_full")),
         )  # fmt: skip
         if n_gpu_layers == 0 and not self.model_params.vocab_only:
-            require_bytes(memory.total, sizes.n_cells, has_budget=sizes.policy is not None)
+            n_bytes = memory.total
+            if sizes.policy is not None:
+                n_bytes += query_bytes(shape, sizes.policy.n_observed)
+            require_bytes(n_bytes, sizes.n_cells, has_budget=sizes.policy is not None)
         high._logger.set_verbose(verbose)
         with ExitStack() as undo:
             undo.callback(self._stack.close)
@@ -252,13 +255,7 @@ class H2OLlama(LowLevel, Completions, Sessions, high.Llama):  # type: ignore[mis
 
     def _open_context(self, sizes: Sizes, kv_bytes: int, attention: str) -> None:
         self.n_batch = sizes.n_ubatch
-        self._ctx = loading.make_context(self._model, self.context_params)
-        self._stack.callback(self._ctx.close)
-        if self.lora_path:
-            adapter = loading.load_adapter(
-                self._model.model, self._ctx.ctx, str(self.lora_path), self.lora_scale
-            )
-            self._stack.callback(C.llama_adapter_lora_free, adapter)
+        self._ctx = self.make_context(self.context_params, self._stack)
         if self.context_params.embeddings:
             self._batch = high.llama.internals.LlamaBatch(
                 n_tokens=self.n_batch, embd=0, n_seq_max=self.context_params.n_seq_max, verbose=self.verbose
@@ -281,6 +278,7 @@ class H2OLlama(LowLevel, Completions, Sessions, high.Llama):  # type: ignore[mis
                     decay=sizes.policy.decay,
                     attention=attention,
                     is_scored=sizes.policy.needs_scores,
+                    n_observed=sizes.policy.n_observed,
                     n_pos_max=sizes.n_pos_max,
                 )
             n_ctx = UNBOUNDED if sizes.can_renumber else sizes.n_pos_max
@@ -290,6 +288,20 @@ class H2OLlama(LowLevel, Completions, Sessions, high.Llama):  # type: ignore[mis
         self._n_ctx = n_ctx
         if self._logits_all:
             self._engine.on_logits = self._store_rows
+
+    def make_context(self, params: Any, stack: ExitStack) -> Any:
+        """Return a llama_cpp context of this model and its adapter, freed with the stack.
+
+        params : llama_context_params.  Raises: NativeError, OutOfMemoryError, ModelFileError.
+        """
+        context = loading.make_context(self._model, params)
+        stack.callback(context.close)
+        if self.lora_path:
+            adapter = loading.load_adapter(
+                self._model.model, context.ctx, str(self.lora_path), self.lora_scale
+            )
+            stack.callback(C.llama_adapter_lora_free, adapter)
+        return context
 
     # -- life -----------------------------------------------------------------------------------------
 

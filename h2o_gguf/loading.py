@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 from collections.abc import Mapping, Sequence
@@ -144,8 +143,6 @@ def make_context(model: Any, params: Any) -> Any:
         try:
             return high.llama.internals.LlamaContext(model=model, params=params, verbose=True)
         except ValueError as error:
-            with contextlib.suppress(Exception):
-                model.close()
             reason = log.reason(str(error))
             text = f"llama.cpp cannot make a context: {reason}"
             if any(word in reason for word in NO_MEMORY):

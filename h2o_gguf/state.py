@@ -16,7 +16,7 @@ from h2o_gguf.engine import Engine
 from h2o_gguf.errors import StateFileError
 from h2o_gguf.eviction import Span, check_pins
 
-__all__ = ["Session", "restore_session", "save_session"]
+__all__ = ["Session", "put_session", "restore_session", "save_session"]
 
 MAGIC = b"H2OGSES"
 FORMAT = 2
@@ -146,9 +146,9 @@ def restore_session(engine: Engine, session: Session, facts: Mapping[str, Any]) 
     _check_belongs(engine, session, facts)
     before = save_session(engine, facts)
     try:
-        _put(engine, session)
+        put_session(engine, session)
     except BaseException:
-        _put(engine, before)
+        put_session(engine, before)
         raise
 
 
@@ -184,7 +184,11 @@ def _check_belongs(engine: Engine, session: Session, facts: Mapping[str, Any]) -
         check_pins(session.pins, engine.policy)
 
 
-def _put(engine: Engine, session: Session) -> None:
+def put_session(engine: Engine, session: Session) -> None:
+    """Make the engine go on where its own save_session was; after an error it must be reset.
+
+    Raises: StateFileError, BudgetError.
+    """
     engine.reset()
     engine.pins = list(session.pins)
     if not engine.context.load(session.memory):

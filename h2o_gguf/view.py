@@ -29,6 +29,7 @@ class CacheView:
     decay : factor per token the scores were summed with, in [0, 1]; 1.0 is the plain sum.
     layer_ids : the model's layer of each row.
     pins : half-open spans of positions that are never victims.
+    n_prompt : where the newest prompt ends; tokens from this position on were generated.
     observation : keys, values and recent queries, layer by layer; None where there is no cache to read.
     traces : float32[n_trace, n_layer, n_head_kv, n_cells], what the policy's observe() returned, carried
         along with the entries; 0 for new ones.
@@ -45,6 +46,7 @@ class CacheView:
     observation: Observation | None = None
     traces: NDArray[np.float32] | None = None
     n_unobserved: int = 0
+    n_prompt: int = 0
 
     def __post_init__(self) -> None:
         if self.pos.ndim != 3 or self.scores.shape != self.pos.shape:

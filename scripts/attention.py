@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 from report import environment, model_file, save, table
-from texts import prose
 
 from h2o_gguf import H2OLlama
 from h2o_gguf.evaluation import rows
+from h2o_gguf.evaluation.texts import prose
 
 VARIANTS = {
     "llama.cpp, flash attention": {"policy": "none"},

@@ -13,10 +13,10 @@ import numpy as np
 import psutil
 from report import environment, model_file, save, table
 from rich.progress import track
-from texts import prose
 
 from h2o_gguf import H2OLlama
 from h2o_gguf.chat import ChatSession
+from h2o_gguf.evaluation.texts import prose
 from h2o_gguf.sampling import SamplingOptions
 
 SYSTEM = "You are a helpful assistant. Answer briefly."

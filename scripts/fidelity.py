@@ -11,10 +11,10 @@ import time
 from pathlib import Path
 
 from report import arguments, environment, model_file, progress, save, table
-from texts import code, prose
 
 from h2o_gguf import H2OLlama, policies
 from h2o_gguf.evaluation import compare, read_full
+from h2o_gguf.evaluation.texts import code, prose
 
 RUNS = [
     ("h2o+", {"granularity": "head"}),

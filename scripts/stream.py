@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 import psutil
 from report import arguments, environment, model_file, progress, save, table
-from texts import book
 
 from h2o_gguf import H2OLlama, policies
 from h2o_gguf.evaluation import rows
+from h2o_gguf.evaluation.texts import book
 
 MIB = 1 << 20
 

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import psutil
 from report import environment, model_file, save, table
-from texts import book
+
+from h2o_gguf.evaluation.texts import book
 
 MIB = 1 << 20
 SHORT_CHARACTERS = 8800  # about 2,000 tokens

@@ -1,6 +1,6 @@
-"""How long every policy takes to name its victims, on one core and with no model.
+"""How long policies that read no keys take to name their victims, on one core and with no model.
 
-    python scripts/victims.py [--layers 32 --heads 8 --cells 4096 -n 64] [--out docs/figures/victims]
+    python scripts/victims.py [POLICY ...] [--layers 32 --heads 8 --cells 4096 -n 64] [--out FILE]
 
 Timed is what stands between two tokens: the copies a policy is shown, its choice, and the check of it.
 """
@@ -22,6 +22,7 @@ from h2o_gguf.eviction import Evictor
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("policies", nargs="*", default=["h2o+", "h2o", "streaming", "random"])
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--heads", type=int, default=8, help="KV heads")
     parser.add_argument("--cells", type=int, default=4096)
@@ -31,9 +32,7 @@ def main() -> None:
     args = parser.parse_args()
     cache = full_cache((args.layers, args.heads, args.cells))
     lines = []
-    for name in policies.names():
-        if name == "none":
-            continue
+    for name in args.policies:
         evictor = Evictor(policies.make(name, args.cells - args.n))
         times = sorted(duration_ms(evictor, cache, args.n) for _ in range(args.repeat))
         median, last = statistics.median(times), times[int(0.9 * len(times))]
@@ -54,6 +53,7 @@ def full_cache(shape: tuple[int, int, int]) -> SimpleNamespace:
         n_past=n_past,
         n_used=n_cells,
         layer_ids=tuple(range(shape[0])),
+        observation=None,
     )
 
 

@@ -78,8 +78,9 @@ class Worker:
         cache = KVCache(
             address, budget=self.budget, block=options["block"], decay=policy.decay,
             n_pos_max=options["n_pos_max"], is_scored=policy.needs_scores,
+            n_observed=policy.n_observed,
         )  # fmt: skip
-        cache.set_policy(Evictor(policy))
+        Evictor(policy).attach(cache)
         return cache
 
     def read(self, n: int) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from h2o_gguf.policies.selection import Cells, check_granularity
 from h2o_gguf.policies.shares import check_budget, whole
 from h2o_gguf.view import CacheView
 
-__all__ = ["Policy", "as_policy", "ask", "check_victims", "is_policy", "settle"]
+__all__ = ["Policy", "as_policy", "ask", "ask_traces", "check_victims", "is_policy", "settle"]
 
 
 @runtime_checkable
@@ -120,6 +120,13 @@ def _completed(policy: Any) -> Policy:
     n_recent = whole("n_recent", getattr(policy, "n_recent", 0), 0)
     numbers = check_budget(policy.budget, getattr(policy, "n_sink", 0), n_recent)
     decay = check_decay(getattr(policy, "decay", 1.0))
+    n_trace = whole("n_trace", getattr(policy, "n_trace", 0), 0)
+    if n_trace and not callable(getattr(policy, "observe", None)):
+        raise OptionError(
+            f"{type(policy).__name__} has an n_trace of {n_trace}, but no method observe(view) that returns "
+            "the traces: add it, or leave n_trace out",
+            "policy",
+        )
     if isinstance(policy, Policy) and all(
         type(number) is int  # numpy's integers overflow where int does not
         for number in (policy.budget, policy.n_sink, policy.n_recent)
@@ -134,21 +141,45 @@ def _completed(policy: Any) -> Policy:
         needs_scores=bool(getattr(policy, "needs_scores", True)),
         decay=decay,
         n_observed=whole("n_observed", getattr(policy, "n_observed", 0), 0),
-        n_trace=whole("n_trace", getattr(policy, "n_trace", 0), 0),
+        n_trace=n_trace,
     )
 
 
-def settle(policy: Any) -> None:
+def settle(policy: Any, n_recent_most: int | None = None) -> None:
     """Check the knobs of a frozen dataclass and turn an n_recent of AUTO into a number; for __post_init__.
+
+    n_recent_most : what AUTO stands for at most; None: half of what the sinks leave, whatever that is.
 
     Raises: BudgetError, OptionError.
     """
-    numbers = check_budget(policy.budget, policy.n_sink, policy.n_recent)
+    if "n_observed" in vars(policy):
+        object.__setattr__(policy, "n_observed", check_whole("n_observed", policy.n_observed, 1))
+    numbers = check_budget(policy.budget, policy.n_sink, policy.n_recent, n_recent_most)
     object.__setattr__(policy, "budget", numbers.budget)
     object.__setattr__(policy, "n_sink", numbers.n_sink)
     object.__setattr__(policy, "n_recent", numbers.n_recent)
     check_decay(policy.decay)
     check_granularity(policy.granularity)
+
+
+def check_whole(name: str, value: Any, at_least: int) -> int:
+    """Return value as an int.  Raises: OptionError, it is no whole number or less than at_least."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < at_least:
+        raise OptionError(f"{name} is {value!r}: it must be a whole number, {at_least} or more", name)
+    return int(value)
+
+
+def check_number(name: str, value: Any, low: float, high: float = np.inf) -> float:
+    """Return value as a float.  Raises: OptionError, it is no number from low to high."""
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float | np.floating)
+        or not low <= value <= high
+        or not np.isfinite(value)
+    ):
+        span = f"from {low:g} to {high:g}" if np.isfinite(high) else f"{low:g} or more"
+        raise OptionError(f"{name} is {value!r}: it must be a number, {span}", name)
+    return float(value)
 
 
 def check_decay(decay: Any) -> float:
@@ -174,6 +205,30 @@ def ask(policy: Policy, view: CacheView, n: int) -> Cells:
             raise
         raise PolicyError(f"it raised {_in_short(error)}", policy=policy.name) from error
     return check_victims(view, victims, n, policy)
+
+
+def ask_traces(policy: Any, view: CacheView) -> NDArray[np.float32]:
+    """Return what observe(view) makes of the traces, checked: float32[n_trace, n_layer, n_head_kv, n_cells].
+
+    Raises: PolicyError, it raised, or returned another shape or what is no finite number.
+    """
+    shape = (policy.n_trace, *view.shape)
+    try:
+        traces = np.asarray(policy.observe(view), np.float32)
+    except H2OError:
+        raise
+    except Exception as error:
+        raise PolicyError(f"observe raised {_in_short(error)}", policy=policy.name) from error
+    if traces.shape != shape:
+        raise PolicyError(
+            f"observe returned shape {list(traces.shape)}: it must be [n_trace, n_layer, n_head_kv, n_cells] "
+            f"= {list(shape)}",
+            policy=policy.name,
+        )
+    n_bad = traces.size - np.count_nonzero(np.isfinite(traces))
+    if n_bad:
+        raise PolicyError(f"observe returned {n_bad} traces that are no finite number", policy=policy.name)
+    return traces
 
 
 def check_victims(view: CacheView, victims: Any, n: int, policy: Policy) -> Cells:

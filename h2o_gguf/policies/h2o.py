@@ -27,6 +27,7 @@ class H2O:
     granularity: Granularity = "head"
 
     name: ClassVar[str] = "h2o"
+    keeps: ClassVar[str] = "the most useful"
     needs_scores: ClassVar[bool] = True
     n_observed: ClassVar[int] = 0
     n_trace: ClassVar[int] = 0

@@ -33,6 +33,7 @@ class H2OPlus:
     decay: float = 0.9995
 
     name: ClassVar[str] = "h2o+"
+    keeps: ClassVar[str] = "the most useful"
     needs_scores: ClassVar[bool] = True
     n_observed: ClassVar[int] = 0
     n_trace: ClassVar[int] = 0

@@ -23,6 +23,7 @@ class NoEviction:
     budget: int
 
     name: ClassVar[str] = "none"
+    keeps: ClassVar[str] = "all"
     n_sink: ClassVar[int] = 0
     n_recent: ClassVar[int] = 0
     needs_scores: ClassVar[bool] = False

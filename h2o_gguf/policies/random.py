@@ -31,6 +31,7 @@ class Random:
     seed: int = 0
 
     name: ClassVar[str] = "random"
+    keeps: ClassVar[str] = "drawn at random"
     needs_scores: ClassVar[bool] = False
     n_observed: ClassVar[int] = 0
     n_trace: ClassVar[int] = 0

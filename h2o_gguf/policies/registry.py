@@ -10,25 +10,62 @@ from typing import Any
 
 from h2o_gguf.errors import OptionError, PolicyError
 from h2o_gguf.policies.base import Policy, as_policy
+from h2o_gguf.policies.dropkv import DropKV
+from h2o_gguf.policies.expected_attention import ExpectedAttention
 from h2o_gguf.policies.h2o import H2O
 from h2o_gguf.policies.h2o_plus import H2OPlus
+from h2o_gguf.policies.hcattention import HCAttention
+from h2o_gguf.policies.keydiff import KeyDiff
+from h2o_gguf.policies.knorm import KNorm
+from h2o_gguf.policies.lazy import Lazy
 from h2o_gguf.policies.none import NoEviction
+from h2o_gguf.policies.pyramidkv import PyramidKV
 from h2o_gguf.policies.random import Random
+from h2o_gguf.policies.rkv import RKV
+from h2o_gguf.policies.scissorhands import Scissorhands
+from h2o_gguf.policies.snapkv import SnapKV
+from h2o_gguf.policies.staged import Staged, snapkv_then_h2o_plus
 from h2o_gguf.policies.streaming import Streaming
+from h2o_gguf.policies.tova import TOVA
 
-__all__ = ["GROUP", "get", "make", "names"]
+__all__ = ["GROUP", "get", "keeps", "make", "names"]
 
 GROUP = "h2o_gguf.policies"  # the entry point group other packages name their policies in
 
-OURS: dict[str, Callable[..., Policy]] = {
-    policy.name: policy for policy in (H2OPlus, H2O, Streaming, Random, NoEviction)
+CLASSES = (
+    H2OPlus,
+    H2O,
+    Streaming,
+    Random,
+    TOVA,
+    SnapKV,
+    PyramidKV,
+    KeyDiff,
+    KNorm,
+    ExpectedAttention,
+    DropKV,
+    Scissorhands,
+    HCAttention,
+    RKV,
+    Lazy,
+    Staged,
+    NoEviction,
+)
+OURS: dict[str, Callable[..., Policy]] = {policy.name: policy for policy in CLASSES} | {
+    Staged.name: snapkv_then_h2o_plus
 }
-ALIASES = {"h2o-plus": "h2o+", "h2oplus": "h2o+"}
+KEEPS = {policy.name: policy.keeps for policy in CLASSES}
+ALIASES = {"h2o-plus": "h2o+", "h2oplus": "h2o+", "rkv": "r-kv"}
 
 
 def names() -> list[str]:
     """Return the names get knows: ours, the default first, then those of other packages."""
     return [*OURS, *sorted(_theirs().keys() - OURS.keys())]
+
+
+def keeps(name: str) -> str:
+    """Return in a few words what the policy of that name keeps, to stand after "keeps n entries, "."""
+    return KEEPS.get(name, "which it chooses")
 
 
 def get(name: str) -> Callable[..., Policy]:

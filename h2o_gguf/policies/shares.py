@@ -92,10 +92,11 @@ def resolve_budget(
     return found
 
 
-def check_budget(budget: int, n_sink: int, n_recent: int) -> Budget:
+def check_budget(budget: int, n_sink: int, n_recent: int, n_recent_most: int | None = None) -> Budget:
     """Return the budget as plain ints, an n_recent of AUTO as half of what the sinks leave.
 
     budget : entries, >= 1. n_sink : entries, >= 0. n_recent : entries, >= 0, or AUTO (-1).
+    n_recent_most : what AUTO stands for at most; None: no limit.
 
     Raises: BudgetError, a value is outside its range, or they exceed the budget together.
     Source: arXiv 2306.14048 gives half of the budget to the recent window.
@@ -105,6 +106,8 @@ def check_budget(budget: int, n_sink: int, n_recent: int) -> Budget:
     n_recent = whole("n_recent", n_recent, AUTO)
     if n_recent == AUTO:
         n_recent = max(0, budget - n_sink) // 2
+        if n_recent_most is not None:
+            n_recent = min(n_recent, n_recent_most)
     n_protected = n_sink + n_recent
     if n_protected > budget:
         lower = " or ".join(name for name, n in (("n_sink", n_sink), ("n_recent", n_recent)) if n)

@@ -28,6 +28,7 @@ class Streaming:
     granularity: Granularity = "head"
 
     name: ClassVar[str] = "streaming"
+    keeps: ClassVar[str] = "the first and the newest"
     needs_scores: ClassVar[bool] = False
     n_observed: ClassVar[int] = 0
     n_trace: ClassVar[int] = 0

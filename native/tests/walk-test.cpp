@@ -7,12 +7,13 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <map>
 #include <set>
 
 namespace {
 
-constexpr int32_t N_LAYER = 2;
+constexpr int32_t N_LAYER = 2, N_OBSERVED = 12;
 
 // Names random cells, never the newest n_recent positions.
 struct RandomPolicy {
@@ -48,6 +49,8 @@ struct Walker {
     int32_t seq;
     std::array<std::map<int32_t, std::pair<Row, Row>>, N_LAYER*tiny::N_HEAD_KV> shadow;  // position -> K row, V row
     std::map<int32_t, int32_t> own_cell;                                                 // position -> cell it was written to
+    std::vector<int32_t> recorded;                                                       // positions, the newest N_OBSERVED
+    std::array<std::map<int32_t, Row>, N_LAYER> queries;                                 // position -> query
 
     h2og_view view() const {
         h2og_view v;
@@ -111,7 +114,44 @@ struct Walker {
         }
     }
 
+    void decoded(int32_t first, int32_t n) {
+        for (int32_t p = first; p < first + n; ++p) {
+            recorded.push_back(p);
+        }
+        recorded.erase(recorded.begin(), recorded.end() - std::min(recorded.size(), size_t(N_OBSERVED)));
+    }
+
+    // Queries are those that were recorded first for their position, and the newest.
+    void check_queries(bool are_turned) {
+        std::vector<int32_t> pos(N_OBSERVED), expected(N_OBSERVED - recorded.size(), -1);
+        expected.insert(expected.end(), recorded.begin(), recorded.end());
+        CHECK(h2og_read_query_pos(cache, seq, pos.data()) == H2OG_OK, "%s", h2og_last_error());
+        CHECK(pos == expected, "queries up to position %d are recorded, expected up to %d", pos.back(), expected.back());
+        constexpr size_t width = size_t(tiny::N_HEAD)*tiny::HEAD_DIM;
+        std::vector<float> rows(N_OBSERVED*width);
+        for (int32_t j = 0; j < N_LAYER; ++j) {
+            CHECK(h2og_read_queries(cache, seq, j, rows.data()) == H2OG_OK, "%s", h2og_last_error());
+            std::map<int32_t, Row> now;
+            for (int32_t i = 0; i < N_OBSERVED; ++i) {
+                Row row(rows.begin() + i*width, rows.begin() + (i + 1)*width);
+                if (pos[i] == -1) {
+                    CHECK(row == Row(width), "there is no query, and yet it is not 0");
+                    continue;
+                }
+                const auto found = queries[j].find(pos[i]);
+                CHECK(row != Row(width) && (are_turned || found == queries[j].end() || found->second == row),
+                      "the query of position %d is another one", pos[i]);
+                now[pos[i]] = std::move(row);
+            }
+            queries[j] = std::move(now);
+        }
+    }
+
     void forget(int32_t from) {
+        recorded.erase(std::lower_bound(recorded.begin(), recorded.end(), from), recorded.end());
+        for (auto & of_layer : queries) {
+            of_layer.erase(of_layer.lower_bound(from), of_layer.end());
+        }
         for (auto & rows : shadow) {
             rows.erase(rows.lower_bound(from), rows.end());
         }
@@ -125,7 +165,7 @@ void walk(llama_model & model, const tiny::Options & o, int32_t attention, bool 
     const int32_t budget = 100, block = 16;
     RandomPolicy policy;
     policy.n_recent = 24;
-    const h2og_params params = { budget, block, attention, 0, 0.99f, is_scored };
+    const h2og_params params = { budget, block, attention, 0, 0.99f, is_scored, N_OBSERVED };
     h2og_cache * cache = nullptr;
     CHECK(h2og_attach(ctx.get(), &params, &cache) == H2OG_OK, "%s", h2og_last_error());
     CHECK(h2og_set_policy(cache, RandomPolicy::victims, &policy) == H2OG_OK, "%s", h2og_last_error());
@@ -134,7 +174,7 @@ void walk(llama_model & model, const tiny::Options & o, int32_t attention, bool 
     std::mt19937 rng(seed);
     std::vector<Walker> walkers;
     for (uint32_t s = 0; s < o.n_seq; ++s) {
-        walkers.push_back({ *ctx, cache, int32_t(s), {}, {} });
+        walkers.push_back({ *ctx, cache, int32_t(s), {}, {}, {}, {} });
     }
     auto * memory = llama_get_memory(ctx.get());
     for (int step = 0; step < n_step; ++step) {
@@ -172,13 +212,16 @@ void walk(llama_model & model, const tiny::Options & o, int32_t attention, bool 
             default: {
                 const int32_t n = rng() % 3 == 0 ? 1 + int32_t(rng() % o.n_ubatch) : 1;
                 CHECK(tiny::decode(*ctx, tiny::random_tokens(rng, n), w.seq) == 0, "%s", h2og_last_error());
+                w.decoded(v.n_past, n);
                 CHECK(w.view().n_used <= budget + std::max(block, n), "%d entries", w.view().n_used);
             }
         }
         CHECK(h2og_get_counters(cache, w.seq, &after) == H2OG_OK, "%s", h2og_last_error());
         w.check(after.n_rebases != before.n_rebases);
+        w.check_queries(after.n_rebases != before.n_rebases);
         for (Walker & other : walkers) {
             other.check();
+            other.check_queries(false);
         }
     }
     h2og_detach(cache);
@@ -187,12 +230,12 @@ void walk(llama_model & model, const tiny::Options & o, int32_t attention, bool 
 // A bad victim is refused with words, and nothing has changed.
 void refuses_bad_victims(llama_model & model) {
     const auto ctx = tiny::make_context(model, {});
-    const h2og_params params = { 100, 16, H2OG_ATTENTION_AUTO, 0, 1.0f, 1 };
+    const h2og_params params = { 100, 16, H2OG_ATTENTION_AUTO, 0, 1.0f, 1, 0 };
     h2og_cache * cache = nullptr;
     CHECK(h2og_attach(ctx.get(), &params, &cache) == H2OG_OK, "%s", h2og_last_error());
     std::mt19937 rng(3);
     CHECK(tiny::decode(*ctx, tiny::random_tokens(rng, 20)) == 0, "%s", h2og_last_error());
-    Walker w = { *ctx, cache, 0, {}, {} };
+    Walker w = { *ctx, cache, 0, {}, {}, {}, {} };
     w.check();
     for (const std::array<int32_t, 2> bad : { std::array<int32_t, 2>{ 3, 3 }, { -1, 2 }, { 5, 255 }, { 1, 1000000 } }) {
         std::vector<int32_t> victims;
@@ -208,12 +251,18 @@ void refuses_bad_victims(llama_model & model) {
     h2og_detach(cache);
 }
 
-// A copied sequence is the same sequence, positions and scores included; part of one is not copied.
+std::vector<float> queries_of(h2og_cache * cache, int32_t seq, int32_t layer) {
+    std::vector<float> rows(size_t(N_OBSERVED)*tiny::N_HEAD*tiny::HEAD_DIM);
+    CHECK(h2og_read_queries(cache, seq, layer, rows.data()) == H2OG_OK, "%s", h2og_last_error());
+    return rows;
+}
+
+// A copied sequence is the same sequence, positions, scores and queries included; part of one is not copied.
 void copies_whole_sequences(llama_model & model) {
     tiny::Options o;
     o.n_seq = 2;
     const auto ctx = tiny::make_context(model, o);
-    const h2og_params params = { 60, 16, H2OG_ATTENTION_AUTO, 0, 1.0f, 1 };
+    const h2og_params params = { 60, 16, H2OG_ATTENTION_AUTO, 0, 1.0f, 1, N_OBSERVED };
     RandomPolicy policy;
     policy.n_recent = 24;
     h2og_cache * cache = nullptr;
@@ -244,6 +293,7 @@ void copies_whole_sequences(llama_model & model) {
                   "key of head %d, cell %d is not the copied one", head, cell);
         }
     }
+    CHECK(queries_of(cache, 0, 1) == queries_of(cache, 1, 1), "the queries are not the copied ones");
     std::vector<float> logits[2];
     for (int32_t seq = 0; seq < 2; ++seq) {
         policy.rng.seed(1);
@@ -258,9 +308,55 @@ void copies_whole_sequences(llama_model & model) {
     h2og_detach(cache);
 }
 
+// The queries of sequences that are computed together are those of each computed alone.
+void records_sequences_together(llama_model & model, int32_t attention) {
+    tiny::Options o;
+    o.n_seq = 3;
+    const h2og_params params = { 0, 16, attention, 0, 1.0f, 1, N_OBSERVED };
+    std::mt19937 rng(6);
+    const int32_t n_before[] = { 3, 9, 14 };  // so that the rings stand at different rows
+    std::vector<llama_token> tokens[3];
+    for (auto & t : tokens) {
+        t = tiny::random_tokens(rng, 30);
+    }
+    std::vector<float> rows[2][3];
+    for (const bool is_together : { false, true }) {
+        const auto ctx = tiny::make_context(model, o);
+        h2og_cache * cache = nullptr;
+        CHECK(h2og_attach(ctx.get(), &params, &cache) == H2OG_OK, "%s", h2og_last_error());
+        llama_batch batch = llama_batch_init(o.n_ubatch, 0, 1);
+        for (int32_t seq = 0; seq < 3; ++seq) {
+            const auto middle = tokens[seq].begin() + n_before[seq];
+            CHECK(tiny::decode(*ctx, { tokens[seq].begin(), middle }, seq) == 0, "%s", h2og_last_error());
+            if (!is_together) {
+                CHECK(tiny::decode(*ctx, { middle, middle + 10 }, seq) == 0, "%s", h2og_last_error());
+            }
+            for (int32_t i = 0; i < 10; ++i) {
+                const int32_t at = batch.n_tokens++;
+                batch.token[at]  = middle[i];
+                batch.pos[at]    = n_before[seq] + i;
+                batch.logits[at] = 0;
+                batch.n_seq_id[at]  = 1;
+                batch.seq_id[at][0] = seq;
+            }
+        }
+        CHECK(!is_together || llama_decode(ctx.get(), batch) == 0, "%s", h2og_last_error());
+        llama_batch_free(batch);
+        for (int32_t seq = 0; seq < 3; ++seq) {
+            rows[is_together][seq] = queries_of(cache, seq, N_LAYER - 1);
+        }
+        h2og_detach(cache);
+    }
+    for (int32_t seq = 0; seq < 3; ++seq) {
+        for (size_t i = 0; i < rows[0][seq].size(); ++i) {
+            CHECK(std::fabs(rows[0][seq][i] - rows[1][seq][i]) < 1e-3f, "a query of sequence %d differs", seq);
+        }
+    }
+}
+
 // Handles and contexts may be freed in either order; a detached context goes on.
 void outlives(llama_model & model) {
-    const h2og_params params = { 100, 16, H2OG_ATTENTION_AUTO, 0, 1.0f, 1 };
+    const h2og_params params = { 100, 16, H2OG_ATTENTION_AUTO, 0, 1.0f, 1, 0 };
     auto ctx = tiny::make_context(model, {});
     h2og_cache * cache = nullptr, * second = nullptr;
     CHECK(h2og_attach(ctx.get(), &params, &cache) == H2OG_OK, "%s", h2og_last_error());
@@ -302,6 +398,8 @@ int main(int argc, char ** argv) {
     walk(*model, {}, H2OG_ATTENTION_COMPOSED, false, n_step, seed++);
     refuses_bad_victims(*model);
     copies_whole_sequences(*model);
+    records_sequences_together(*model, H2OG_ATTENTION_AUTO);
+    records_sequences_together(*model, H2OG_ATTENTION_COMPOSED);
     outlives(*model);
     llama_backend_free();
     printf("walks passed\n");

@@ -5,16 +5,18 @@ from __future__ import annotations
 import inspect
 import re
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
 from h2o_gguf import __version__
-from h2o_gguf.cli import bench, chat, run, summarize
+from h2o_gguf.cli import bench, chat, compare, eval, run, summarize
 from h2o_gguf.cli.app import app
 from h2o_gguf.cli.flags import expand_flags
+from h2o_gguf.cli.options import CacheFlags
+from h2o_gguf.policies import registry
 
 runner = CliRunner()
 COMMANDS = (
@@ -23,6 +25,8 @@ COMMANDS = (
     "summarize",
     "inspect",
     "bench",
+    "eval",
+    "compare",
     "models list",
     "models fetch",
     "models remove",
@@ -63,6 +67,11 @@ def parameters(command: Any) -> dict[str, Any]:
     return found
 
 
+def test_the_help_of_policy_names_every_policy_of_ours() -> None:
+    flag = get_type_hints(CacheFlags, include_extras=True)["policy"].__metadata__[0]
+    assert set(registry.OURS) <= set(re.split("[ ,()]+", flag.help))
+
+
 def names_of(option: Any) -> tuple[str, ...]:
     first = () if option.default is ... else (option.default,)
     return tuple(name for name in (*first, *(option.param_decls or ())) if isinstance(name, str))
@@ -81,7 +90,10 @@ def test_flags_have_llama_cpps_letters_names_and_variables(command: Any, name: s
 def test_help_names_every_option_of_the_command(command: str) -> None:
     result = runner.invoke(app, [*command.split(), "--help"], env={"COLUMNS": "200"})
     assert result.exit_code == 0
-    functions = {"chat": chat.chat, "run": run.run, "summarize": summarize.summarize, "bench": bench.bench}
+    functions = {
+        "chat": chat.chat, "run": run.run, "summarize": summarize.summarize, "bench": bench.bench,
+        "eval": eval.evaluate, "compare": compare.compare,
+    }  # fmt: skip
     function = functions.get(command)
     for option in parameters(function).values() if function else ():
         for name in names_of(option):
@@ -94,7 +106,8 @@ def test_help_names_every_option_of_the_command(command: str) -> None:
 
 def test_help_of_the_whole_lists_the_commands() -> None:
     result = runner.invoke(app, ["--help"])
-    assert all(name in result.stdout for name in ("chat", "run", "summarize", "inspect", "bench", "models"))
+    names = ("chat", "run", "summarize", "inspect", "bench", "eval", "compare", "models")
+    assert all(name in result.stdout for name in names)
 
 
 def test_version_is_the_packages() -> None:

@@ -23,7 +23,7 @@ from h2o_gguf.errors import (
     OptionError,
     PolicyError,
 )
-from h2o_gguf.policies import make
+from h2o_gguf.policies import as_policy, make
 
 N_VOCAB = 50
 CONTROL = 0
@@ -123,7 +123,12 @@ class FakeCache:
         pos[0, 0, : self.used()] = np.arange(self.n_evicted, len(self.context.seen))
         scores = np.zeros(pos.shape, np.float32)
         n_past = len(self.context.seen)
-        self.fn(SimpleNamespace(scores=scores, pos=pos, n_past=n_past, n_used=self.used(), layer_ids=(0,)), n)
+        self.fn(
+            SimpleNamespace(
+                scores=scores, pos=pos, n_past=n_past, n_used=self.used(), layer_ids=(0,), observation=None
+            ),
+            n,
+        )
         self.n_evicted += n
         return n
 
@@ -452,6 +457,8 @@ class Broken:
     n_recent: int = 8
     needs_scores: bool = False
     decay: float = 1.0
+    n_observed: int = 0
+    n_trace: int = 0
     mistake: Any = None
 
     def victims(self, view: Any, n: int) -> Any:
@@ -498,6 +505,7 @@ def test_a_policys_mistake_inside_the_decode_is_found_behind_the_native_code() -
         n_past=30,
         n_used=8,
         layer_ids=(0,),
+        observation=None,
     )
 
     def native_asks() -> None:
@@ -563,3 +571,42 @@ def test_a_session_taken_over_goes_on_with_its_own_logits() -> None:
     e.adopt([1, 2, 3], context.logits(1)[0])
     assert e.sync([1, 2, 3]) == 3 and context.batches == []
     assert take(e, 1) == [context.expected([1, 2, 3])]
+
+
+# -- what the policy is told -----------------------------------------------------------------------------
+
+
+@dataclass
+class Noting:
+    """Evicts the oldest, and notes (n_prompt, n_past) of every view."""
+
+    budget: int = 20
+    n_recent: int = 8
+    notes: list[tuple[int, int]] = field(default_factory=list)
+
+    def victims(self, view: Any, n: int) -> Any:
+        self.notes.append((view.n_prompt, view.n_past))
+        return np.where(view.pos >= 0, view.pos, 10**6).argsort(-1)[..., :n]
+
+
+def test_the_policy_is_told_where_the_newest_prompt_ends() -> None:
+    noting = Noting()
+    e, _, _ = evicting(policy=as_policy(noting))
+    e.prefill(list(range(1, 31)))
+    assert noting.notes[-1] == (30, 30)
+    take(e, 6)
+    assert noting.notes[-1] == (30, e.n_past)
+    e.prefill([1, 2, 3])
+    assert noting.notes[-1] == (e.n_past, e.n_past)
+
+
+def test_what_is_written_after_a_rollback_into_the_prompt_is_no_prompt() -> None:
+    noting = Noting()
+    e, _, _ = evicting(policy=as_policy(noting))
+    e.prefill(list(range(1, 31)))
+    assert e.rollback(26)
+    e.prefill([1])
+    assert e.rollback(26)
+    e._logits = np.zeros(N_VOCAB, np.float32)
+    take(e, 8)
+    assert noting.notes[-1] == (26, e.n_past)

@@ -160,3 +160,11 @@ def test_too_few_entries_name_what_protects_the_others(policy: Any) -> None:
     error = caught.value
     assert (error.n_sink, error.n_pinned, error.n_recent, error.n_protected) == (2, 2, 3, 7)
     assert "by 1 or more" in str(error)
+
+
+def test_traces_without_a_method_that_makes_them_are_refused() -> None:
+    class Forgetful(FromANotebook):
+        n_trace = 2
+
+    with pytest.raises(OptionError, match=r"n_trace of 2, but no method observe"):
+        as_policy(Forgetful())

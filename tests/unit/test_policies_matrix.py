@@ -1,5 +1,6 @@
 """One matrix of invariants for every registered policy, and the selection against a plain reference."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -7,10 +8,11 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from observations import Drawn, drawn
 
 from h2o_gguf import policies
 from h2o_gguf.errors import BudgetError, CacheFullError, OptionError, PolicyError
-from h2o_gguf.policies import H2O, H2OPlus, Streaming, ask, select_lowest
+from h2o_gguf.policies import H2O, H2OPlus, Streaming, ask, ask_traces, select_lowest
 from h2o_gguf.view import CacheView
 
 EVICTING = [name for name in policies.names() if name != "none"]
@@ -43,7 +45,23 @@ def views(draw: st.DrawFn, same_pos: bool = False, decay: float | None = None) -
         n_used,
         draw(st.sampled_from([0.9, 0.999, 1.0])) if decay is None else decay,
         pins=tuple(draw(st.lists(spans, max_size=2))),
+        observation=drawn(
+            pos,
+            n_past,
+            n_query=draw(st.sampled_from([0, 1, 12])),
+            n_group=draw(st.integers(1, 2)),
+            spread=draw(st.sampled_from([0.0, 1.0, 30.0])),
+            seed=draw(st.integers(0, 99)),
+            rotates=draw(st.booleans()),
+        ),
+        n_unobserved=draw(st.integers(0, n_past)),
+        n_prompt=draw(st.integers(0, n_past)),
     )
+
+
+def observed(policy: Any, view: CacheView) -> CacheView:
+    """The view as the policy gets it when it keeps traces."""
+    return replace(view, traces=ask_traces(policy, view)) if policy.n_trace else view
 
 
 @st.composite
@@ -52,7 +70,7 @@ def questions(draw: st.DrawFn, name: str, granularity: str = "head") -> tuple[An
     n_sink, n_recent = draw(st.integers(0, 5)), draw(st.integers(0, 8))
     policy = policies.make(name, budget=512, n_sink=n_sink, n_recent=n_recent, granularity=granularity)
     room = int(view.evictable(n_sink, n_recent).sum(axis=-1).min())
-    return policy, view, draw(st.integers(0, room))
+    return policy, observed(policy, view), draw(st.integers(0, room))
 
 
 def plain_selection(
@@ -134,7 +152,9 @@ def test_same_view_same_answer(name: str, data: st.DataObject) -> None:
     policy, view, n = data.draw(questions(name))
     before = view.scores.copy(), view.pos.copy()
     first = policy.victims(view, n)
-    twin = CacheView(*before, view.n_past, view.n_used, view.decay, view.layer_ids, view.pins)
+    twin = replace(view, scores=before[0], pos=before[1])
+    if policy.n_trace:
+        np.testing.assert_array_equal(policy.observe(twin), policy.observe(view))
     np.testing.assert_array_equal(type(policy)(**vars(policy)).victims(twin, n), first)
     np.testing.assert_array_equal(view.scores, before[0])
     np.testing.assert_array_equal(view.pos, before[1])
@@ -146,8 +166,16 @@ def test_same_view_same_answer(name: str, data: st.DataObject) -> None:
 def test_victims_do_not_depend_on_the_cells_entries_lie_in(name: str, data: st.DataObject) -> None:
     policy, view, n = data.draw(questions(name))
     order = np.random.default_rng(data.draw(st.integers(0, 99))).permutation(view.shape[-1])
-    moved = CacheView(
-        view.scores[..., order], view.pos[..., order], view.n_past, view.n_used, view.decay, pins=view.pins
+    assert isinstance(view.observation, Drawn)
+    moved = observed(
+        policy,
+        replace(
+            view,
+            scores=view.scores[..., order],
+            pos=view.pos[..., order],
+            observation=view.observation.moved(order),
+            traces=None,
+        ),
     )
     np.testing.assert_array_equal(
         np.take_along_axis(moved.pos, policy.victims(moved, n), axis=-1),

@@ -1,15 +1,27 @@
 """Policies by name: ours, spellings, suggestions, and those of other packages."""
 
+import inspect
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from h2o_gguf import policies
 from h2o_gguf.errors import OptionError, PolicyError
+from h2o_gguf.view import CacheView
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_names_start_with_the_default() -> None:
-    assert policies.names()[:5] == ["h2o+", "h2o", "streaming", "random", "none"]
+    assert policies.names()[:4] == ["h2o+", "h2o", "streaming", "random"]
+    assert policies.names()[-1] == "none"
 
 
 @pytest.mark.parametrize("name", ["h2o+", "H2O+", "h2o-plus", "h2o_plus", "h2oplus", " h2o+ "])
@@ -78,3 +90,48 @@ def test_a_broken_package_is_an_error_only_when_asked_for() -> None:
 def test_other_packages_cannot_take_our_names() -> None:
     assert policies.get("h2o") is policies.H2O
     assert policies.names().count("h2o") == 1
+
+
+@pytest.mark.parametrize("name", policies.names())
+def test_every_policy_says_what_it_keeps(name: str) -> None:
+    assert policies.keeps(policies.make(name, 64).name) != policies.keeps("a stranger's")
+
+
+@pytest.mark.parametrize("name", policies.names())
+def test_the_document_names_every_policy_and_every_knob_of_its_own(name: str) -> None:
+    rows = (ROOT / "docs/policies.md").read_text().splitlines()
+    row = next(line for line in rows if line.startswith(f"| `{name}` |"))
+    shared = {"budget", "n_sink", "n_recent", "granularity"}
+    for knob in inspect.signature(policies.get(name)).parameters.keys() - shared:
+        assert f"`{knob}" in row, knob
+
+
+@pytest.fixture
+def example_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """tests/example_package as an installer leaves it."""
+    source = ROOT / "tests/example_package"
+    project = tomllib.loads((source / "pyproject.toml").read_text())["project"]
+    info = tmp_path / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n"
+    )
+    (info / "entry_points.txt").write_text(
+        "".join(
+            f"[{group}]\n" + "".join(f"{name} = {value}\n" for name, value in points.items())
+            for group, points in project["entry-points"].items()
+        )
+    )
+    monkeypatch.syspath_prepend(str(source))
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+@pytest.mark.usefixtures("example_package")
+def test_the_example_package_is_a_policy_by_name() -> None:
+    policy = policies.make("ruler", 24, n_recent=4)
+    assert (policy.name, policy.budget, policy.n_sink, policy.n_observed) == ("Ruler", 24, 4, 0)
+    pos = np.arange(20, dtype=np.int32).reshape(1, 1, 20)
+    victims = policies.ask(policy, CacheView(np.zeros(pos.shape, np.float32), pos, 20, 20), 9)
+    kept = sorted(set(range(20)) - set(victims.ravel().tolist()))
+    # Of 4 to 15, those with the highest power of two over age: 8 / 12, 4 / 8, 2 / 6.
+    assert kept == [0, 1, 2, 3, 8, 12, 14, 16, 17, 18, 19]

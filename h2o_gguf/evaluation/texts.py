@@ -1,11 +1,9 @@
-"""Long texts that every Python brings, for measurements: English prose and code."""
+"""Long texts that every Python brings, English prose and code."""
 
 from __future__ import annotations
 
-import argparse
 import ast
 import pydoc_data.topics
-import textwrap
 from pathlib import Path
 
 __all__ = ["book", "code", "prose"]
@@ -50,9 +48,3 @@ def code() -> str:
         "typing",
     ]
     return "\n\n".join((folder / f"{name}.py").read_text(encoding="utf-8") for name in names)
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=textwrap.dedent(__doc__ or ""))
-    parser.add_argument("which", choices=["book", "prose", "code"])
-    print({"book": book, "prose": prose, "code": code}[parser.parse_args().which]())

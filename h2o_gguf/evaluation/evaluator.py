@@ -1,0 +1,123 @@
+"""Answers cells with a model."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from itertools import groupby
+from typing import Any
+
+from h2o_gguf.bindings import library_path
+from h2o_gguf.evaluation.answering import answer_bounded
+from h2o_gguf.evaluation.cells import Cell, Outcome
+from h2o_gguf.evaluation.haystack import Haystack
+from h2o_gguf.evaluation.one_shot import answer_one_shot, sharing
+from h2o_gguf.evaluation.opening import ModelFile
+from h2o_gguf.evaluation.prompting import Prompt, Prompter
+from h2o_gguf.evaluation.runner import Progress
+from h2o_gguf.evaluation.sample import Sample
+from h2o_gguf.evaluation.side_by_side import Fidelity, Reader, measure_fidelity
+from h2o_gguf.evaluation.store import Store, policy_key
+from h2o_gguf.evaluation.tasks import make_sample
+from h2o_gguf.evaluation.texts import prose
+from h2o_gguf.sessions import fingerprint
+
+__all__ = ["Evaluator"]
+
+
+class Evaluator:
+    """Answers with one model.  text : the haystack's, None: English that every Python has."""
+
+    def __init__(self, model: ModelFile, text: str | None = None) -> None:
+        self.model, self.text = model, text
+        self._haystack = Haystack(text)
+        self._text_sha256 = hashlib.sha256((text or "").encode()).hexdigest()
+        self._samples: dict[tuple[Any, ...], tuple[Sample, Prompt]] = {}
+
+    def facts(self) -> dict[str, Any]:
+        """What every result depends on beside its cell.  Raises: ModelFileError."""
+        return {
+            "model": fingerprint(self.model.path),
+            "runtime": fingerprint(str(library_path())),
+            "n_threads": self.model.n_threads,
+            "n_gpu_layers": self.model.n_gpu_layers,
+            "text": self._text_sha256,
+        }
+
+    def answer(self, cells: Sequence[Cell]) -> Iterator[tuple[Cell, Outcome]]:
+        """Answer a batch of the runner's, in one cache.
+
+        Raises: OptionError, a length is too short for a task; and what the model raises.
+        """
+        if cells[0].mode == "bounded":
+            yield from self._bounded(cells)
+        else:
+            for group in sharing(cells):
+                yield from self._one_shot(group)
+
+    def _bounded(self, cells: Sequence[Cell]) -> Iterator[tuple[Cell, Outcome]]:
+        first = cells[0]
+        variant = first.variant
+        policy = variant.make(first.budget)
+        with self.model.open(policy, first.n_batch, variant.type_k, variant.type_v) as llm:
+            prompter = Prompter.of(llm)
+            for cell in cells:
+                yield cell, answer_bounded(llm, cell, *self._sample(cell, prompter))
+
+    def _one_shot(self, cells: Sequence[Cell]) -> Iterator[tuple[Cell, Outcome]]:
+        """Cells that share a prefill, but for the sample."""
+        first = cells[0]
+        variant = first.variant
+        policy = variant.make(first.length)  # never reached: there is room for everything
+        with self.model.open(policy, first.n_batch, variant.type_k, variant.type_v) as llm:
+            prompter = Prompter.of(llm)
+            ordered = sorted(cells, key=_sample_key)
+            for _, same in groupby(ordered, key=_sample_key):
+                each = list(same)
+                yield from answer_one_shot(llm, each, *self._sample(each[0], prompter))
+
+    def fidelity(
+        self,
+        readers: Sequence[Reader],
+        n_tokens: int,
+        n_batch: int,
+        store: Store,
+        progress: Progress | None = None,
+        *,
+        is_fresh: bool = False,
+    ) -> list[Fidelity]:
+        """Every reader beside the full cache, which is the first; those of earlier runs are not read again.
+
+        is_fresh : read all again if one is new, so that their speeds are of one run.
+        """
+        keys = [
+            {
+                "fidelity": asdict(r),
+                "n": n_tokens,
+                "b": n_batch,
+                "policy": policy_key(r.variant.make(r.budget)),
+            }
+            for r in readers
+        ]
+        found = [store.get(key) for key in keys]
+        todo = [i for i, value in enumerate(found) if value is None or i == 0 or is_fresh]
+        if None in found:
+            chosen = [readers[i] for i in todo]
+            text = self.text if self.text is not None else prose()
+            new = measure_fidelity(self.model, text, chosen, n_tokens, n_batch, progress)
+            for i, each in zip(todo, new, strict=True):
+                found[i] = each.as_dict()
+                store.put(keys[i], each.as_dict())
+        return [Fidelity.from_dict(value) for value in found if value is not None]
+
+    def _sample(self, cell: Cell, prompter: Prompter) -> tuple[Sample, Prompt]:
+        key = _sample_key(cell)
+        if key not in self._samples:
+            sample = make_sample(*key, self._haystack, prompter.count)
+            self._samples[key] = sample, prompter.prompt(sample)
+        return self._samples[key]
+
+
+def _sample_key(cell: Cell) -> tuple[str, int, int, int]:
+    return cell.task, cell.length, cell.seed, cell.index

@@ -1,0 +1,49 @@
+"""Opening a model with one of the caches that are compared."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from h2o_gguf.errors import OptionError
+from h2o_gguf.models import read_shape, require_support
+from h2o_gguf.policies import Policy
+
+if TYPE_CHECKING:
+    from h2o_gguf.llama import H2OLlama
+
+__all__ = ["WRITTEN", "ModelFile", "check_lengths"]
+
+BLOCK = 64  # entries evicted at once while writing
+WRITTEN = 64  # most tokens that are written to a text that fills the length
+
+
+@dataclass(frozen=True)
+class ModelFile:
+    """A model and how it is run.  n_threads : 0: physical cores."""
+
+    path: str
+    n_threads: int = 0
+    n_gpu_layers: int = 0
+
+    def open(self, policy: Policy, n_batch: int, type_k: str = "f16", type_v: str = "f16") -> H2OLlama:
+        """The model with the policy's cache, read n_batch tokens at a time.  Raises: what H2OLlama raises."""
+        from h2o_gguf.llama import H2OLlama
+
+        return H2OLlama(
+            self.path, policy=policy, n_batch=n_batch, kv_block=min(BLOCK, n_batch), n_threads=self.n_threads,
+            n_gpu_layers=self.n_gpu_layers, type_k=type_k, type_v=type_v,
+        )  # fmt: skip
+
+
+def check_lengths(path: str, lengths: tuple[int, ...], n_batch: int) -> None:
+    """Raise OptionError if the full cache of the longest, and a batch, do not fit the model's positions;
+    UnsupportedModelError, ModelFileError.
+    """
+    n_most = require_support(read_shape(path)).n_pos_max - n_batch - WRITTEN
+    if lengths and max(lengths) > n_most:
+        raise OptionError(
+            f"a length of {max(lengths)} tokens, a batch of {n_batch} and {WRITTEN} to write do not fit "
+            "into the model's positions, and the full cache must hold them to compare with: the longest is {n_most}",
+            "length",
+        )

@@ -1,0 +1,89 @@
+"""Ways to keep a cache, and the controls that belong beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from h2o_gguf import policies
+from h2o_gguf.policies import Policy
+
+__all__ = ["FULL", "Variant", "compared", "with_controls"]
+
+FULL = "none"  # the policy that keeps everything
+STREAMING, RANDOM = "streaming", "random"
+DEFAULT = "h2o+"
+
+
+@dataclass(frozen=True, order=True)
+class Variant:
+    """One way to keep a cache.
+
+    policy : its name. like : name of the policy whose sinks and recent window it has; "": its own.
+    type_k, type_v : of the cache.
+    """
+
+    policy: str
+    like: str = ""
+    type_k: str = "f16"
+    type_v: str = "f16"
+
+    @property
+    def name(self) -> str:
+        """How reports call it."""
+        name = f"{self.policy} like {self.like}" if self.like else self.policy
+        types = dict.fromkeys((self.type_k, self.type_v))
+        return name if list(types) == ["f16"] else f"{name}, {'/'.join(types)}"
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it keeps everything."""
+        return self.policy == FULL
+
+    @property
+    def is_reference(self) -> bool:
+        """Whether it is what all others are compared with: everything, as f16."""
+        return self == Variant(FULL)
+
+    @property
+    def is_control(self) -> bool:
+        """Whether it is there to be beaten."""
+        return self.policy == RANDOM
+
+    def make(self, budget: int) -> Policy:
+        """The policy at a budget; the full cache is one that is never reached.
+
+        Raises: OptionError, BudgetError, PolicyError.
+        """
+        if self.is_full:
+            return policies.make(STREAMING, budget)  # needs no scores
+        if not self.like:
+            return policies.make(self.policy, budget)
+        model = policies.make(self.like, budget)
+        return policies.make(self.policy, budget, n_sink=model.n_sink, n_recent=model.n_recent)
+
+
+def with_controls(names: Sequence[str], budgets: Iterable[int]) -> list[Variant]:
+    """The policies, streaming, and random with each different set of sinks and recent window among them.
+
+    Raises: OptionError, BudgetError, PolicyError: a policy is unknown or cannot be made at a budget.
+    """
+    made = {name: [policies.make(name, budget) for budget in sorted(set(budgets))] for name in names}
+    chosen = {made[name][0].name: made[name] for name in names if name != FULL}
+    windows: dict[tuple[tuple[int, int], ...], str] = {}
+    for name, each in chosen.items():
+        if name not in (STREAMING, RANDOM):
+            windows.setdefault(tuple((policy.n_sink, policy.n_recent) for policy in each), name)
+    found = [Variant(name) for name in dict.fromkeys([*chosen, STREAMING]) if name != RANDOM]
+    return found + [Variant(RANDOM, like=name) for name in windows.values() or (DEFAULT,)]
+
+
+def compared(names: Sequence[str], types: Sequence[str], budgets: Iterable[int]) -> list[Variant]:
+    """Ways to save memory: a sliding window, cache types, the policies, and both together; and the control.
+
+    types : of keys and values, beside f16.  Raises: as with_controls.
+    """
+    plain = with_controls(names, budgets)
+    policies_only = [v for v in plain if v.policy not in (STREAMING, RANDOM)]
+    smaller = [replace(v, type_k=t, type_v=t) for t in types for v in (Variant(FULL), *policies_only)]
+    return sorted([*plain, *smaller], key=lambda v: (v.policy == RANDOM, v.policy not in (STREAMING, FULL)))

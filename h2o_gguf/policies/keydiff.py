@@ -1,0 +1,61 @@
+"""The keys that differ most from the others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from h2o_gguf.policies.base import settle
+from h2o_gguf.policies.observed import by_layer
+from h2o_gguf.policies.selection import Cells, Granularity, select_lowest
+from h2o_gguf.view import CacheView
+
+__all__ = ["KeyDiff", "directions"]
+
+
+@dataclass(frozen=True)
+class KeyDiff:
+    """Keep the entries whose keys point away from the mean direction of a head's keys.
+
+    budget : entries per KV head, >= 1. n_sink, n_recent : protected entries, none in the paper.
+
+    Source: arXiv 2504.15364, section 3.
+    """
+
+    budget: int
+    n_sink: int = 0
+    n_recent: int = 0
+    granularity: Granularity = "head"
+
+    name: ClassVar[str] = "keydiff"
+    keeps: ClassVar[str] = "those whose keys differ most"
+    needs_scores: ClassVar[bool] = False
+    n_observed: ClassVar[int] = 0
+    n_trace: ClassVar[int] = 0
+    decay: ClassVar[float] = 1.0
+
+    def __post_init__(self) -> None:
+        settle(self)
+
+    def victims(self, view: CacheView, n: int) -> Cells:
+        """Return the n with the most common keys per KV head: int32[n_layer, n_head_kv, n]."""
+
+        def score(row: int) -> NDArray[np.floating[Any]]:
+            units = directions(view.seen.keys(row), view.pos[row] >= 0)
+            mean = directions(units.mean(1, keepdims=True))
+            return np.asarray(-(units @ mean.swapaxes(1, 2))[..., 0])
+
+        scores = by_layer(view, score)
+        return select_lowest(view, scores, view.evictable(self.n_sink, self.n_recent), n, self.granularity)
+
+
+def directions(
+    vectors: NDArray[np.floating[Any]], held: NDArray[np.bool_] | None = None
+) -> NDArray[np.floating[Any]]:
+    """Return vectors divided by their lengths; 0 stays 0, and so does what is not held: [..., dim]."""
+    lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
+    units: NDArray[np.floating[Any]] = vectors / np.maximum(lengths, np.finfo(vectors.dtype).tiny)
+    return units if held is None else np.where(held[..., None], units, 0)

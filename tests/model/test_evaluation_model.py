@@ -1,0 +1,154 @@
+"""The evaluation on a real model: the budget holds when the question comes, and figures agree with others."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from llama_harness import english, model_path, open_llama
+
+from h2o_gguf import policies
+from h2o_gguf.evaluation import compare, read_full
+from h2o_gguf.evaluation.cells import Cell, plan
+from h2o_gguf.evaluation.evaluator import Evaluator
+from h2o_gguf.evaluation.opening import ModelFile
+from h2o_gguf.evaluation.side_by_side import Reader, measure_fidelity
+from h2o_gguf.evaluation.variants import FULL, Variant
+from h2o_gguf.policies import Cells, registry
+from h2o_gguf.view import CacheView
+
+LENGTH = 300
+
+
+@pytest.fixture
+def evaluator() -> Evaluator:
+    return Evaluator(ModelFile(model_path(), n_threads=1))
+
+
+def cells_of(mode: Any, question: Any = "hidden", n_samples: int = 1) -> list[Cell]:
+    variants = [Variant("h2o+"), Variant("streaming")]
+    return plan(
+        variants, [0.5, 0.25], ["single-noise"], [LENGTH], n_samples=n_samples, mode=mode, question=question,
+        n_batch=32,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", ["bounded", "one-shot"])
+@pytest.mark.parametrize("question", ["hidden", "seen"])
+def test_the_budget_holds_before_the_question_is_answered(
+    evaluator: Evaluator, mode: str, question: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When the question's first batch is decoded, hidden, no more than the budget is left of the context."""
+    from h2o_gguf.context import Context
+
+    decode = Context.decode
+    calls: list[list[int]] = []
+
+    def spy(self: Context, tokens: Sequence[int], pos: int, **options: Any) -> int:
+        calls.append(list(tokens))
+        return decode(self, tokens, pos, **options)
+
+    monkeypatch.setattr(Context, "decode", spy)
+    cells = cells_of(mode, question)
+    of_policies = [cell for cell in cells if cell.variant.policy == "h2o+"]
+    found = {cell.budget: outcome for cell in of_policies for cell, outcome in evaluator.answer([cell])}
+    assert set(found) == {150, 75}
+    for budget, outcome in found.items():
+        assert outcome.n_kept == budget < outcome.n_context
+        assert outcome.kept_bytes == budget * 30 * 3 * 64 * 2 * 2  # layers, KV heads, numbers, K and V, f16
+    _, prompt = evaluator._sample(cells[0], None)  # type: ignore[arg-type]
+    # Hidden: the question begins a batch of its own.
+    begins = [
+        call[: len(prompt.question)] == list(prompt.question)[: len(call)] for call in calls if len(call) > 1
+    ]
+    assert any(begins) == (question == "hidden")
+
+
+def test_one_reading_answers_as_a_reading_of_its_own(evaluator: Evaluator) -> None:
+    """What was restored and evicted is what would have been read and evicted."""
+    cells = [cell for cell in cells_of("one-shot") if cell.variant.policy in (FULL, "h2o+")]
+    shared = dict(evaluator.answer(cells))
+    for cell in cells:
+        ((_, alone),) = evaluator.answer([cell])
+        assert (alone.answer, alone.n_kept) == (shared[cell].answer, shared[cell].n_kept)
+
+
+def test_the_full_cache_is_never_evicted_from(evaluator: Evaluator) -> None:
+    for mode in ("bounded", "one-shot"):
+        ((_, outcome),) = evaluator.answer(cells_of(mode)[:1])
+        assert outcome.n_kept == outcome.n_context and outcome.score == 1.0
+
+
+def test_fidelity_side_by_side_is_fidelity_one_by_one() -> None:
+    text, n, batch = english(6000), 256, 32
+    readers = [Reader(Variant(FULL), 1.0, n), Reader(Variant("h2o+"), 0.25, 64)]
+    full, found = measure_fidelity(ModelFile(model_path(), 1), text, readers, n, batch)
+    with open_llama(policy=policies.make("streaming", n + 64), n_batch=batch, kv_block=batch) as llm:
+        tokens = llm.tokenize(text.encode())[:n]
+        reference = read_full(llm, tokens, n // 2)
+    with open_llama(policy=policies.make("h2o+", 64), n_batch=batch, kv_block=batch) as llm:
+        expected = compare(llm, tokens, reference)
+    assert found.perplexity == pytest.approx(expected.perplexity, rel=1e-5)
+    assert found.ratio.mean == pytest.approx(expected.ratio, rel=1e-5)
+    assert (found.kl, found.top1) == (pytest.approx(expected.kl, rel=1e-3), expected.top1)
+    assert (full.kl, full.top1, full.ratio.mean) == (0.0, 1.0, 1.0)
+    assert found.n_scored == n // 2 - 1 and found.n_kept == 64
+
+
+def test_little_time_goes_beside_the_model(evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Process time outside decoding and the policies: at most a tenth."""
+    from h2o_gguf.context import Context
+    from h2o_gguf.eviction import Evictor
+
+    inside = 0.0
+
+    def timed(function: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            nonlocal inside
+            started = time.process_time()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                inside += time.process_time() - started
+
+        return call
+
+    monkeypatch.setattr(Context, "decode", timed(Context.decode))
+    monkeypatch.setattr(Evictor, "__call__", timed(Evictor.__call__))
+    cells = [cell for cell in cells_of("bounded", n_samples=6) if cell.variant.policy == "h2o+"]
+    cells = [cell for cell in cells if cell.budget == 150]
+    started = time.process_time()
+    assert len(list(evaluator.answer(cells))) == 6
+    assert time.process_time() - started < 1.1 * inside + 1.0  # a second to load the model
+
+
+@dataclass(frozen=True)
+class Watching:
+    """Keeps what the recorded queries look at."""
+
+    budget: int
+    name: ClassVar[str] = "watching"
+    needs_scores: ClassVar[bool] = False
+    n_observed: ClassVar[int] = 8
+
+    def victims(self, view: CacheView, n: int) -> Cells:
+        seen = np.stack([view.attention(row).sum((1, 2)) for row in range(view.shape[0])])
+        return policies.select_lowest(view, seen, view.evictable(4, 16), n, "head")
+
+
+def test_recorded_queries_are_a_part_of_what_is_shared(
+    evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(registry.OURS, "watching", Watching)
+    cells = plan(
+        [Variant("watching")], [0.5, 0.25], ["single-noise"], [LENGTH], n_samples=1, mode="one-shot",
+        n_batch=32,
+    )  # fmt: skip
+    shared = dict(evaluator.answer(cells[1:]))
+    ((cell, alone),) = evaluator.answer(cells[2:])
+    assert (alone.answer, alone.n_kept) == (shared[cell].answer, shared[cell].n_kept)
+    assert alone.n_kept == 75
