@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from h2o_gguf.bindings.library import ffi
 from h2o_gguf.bindings.status import check
 from h2o_gguf.errors import BudgetError, ClosedError, H2OError, OptionError, PolicyError
 
-__all__ = ["ATTENTIONS", "CacheInfo", "KVCache", "NativeView", "check_context"]
+__all__ = ["ATTENTIONS", "CacheInfo", "KVCache", "NativeView", "check_context", "set_layer_cells"]
 
 ATTENTIONS = ("auto", "fused", "composed", "reference")  # values of h2og_attention, in order
 
@@ -66,6 +66,19 @@ def check_context(ctx_address: int) -> None:
     check(library.lib().h2og_check(ffi.cast("struct llama_context *", ctx_address)))
 
 
+def set_layer_cells(model_address: int, n_cells: Sequence[int]) -> None:
+    """Set how many cells the cache of each layer gets in the contexts made of this llama_model from now on.
+
+    n_cells : one a model layer; 0: as many as the context, which is also the most. Layers of equal numbers
+        share a cache, whose cells llama.cpp rounds up to a multiple of 256. Empty: all layers as the context.
+
+    Raises: OptionError, another number of layers; UnsupportedModelError.
+    """
+    cells = ffi.new("int32_t[]", [int(n) for n in n_cells])
+    model = ffi.cast("struct llama_model *", model_address)
+    check(library.lib().h2og_set_layer_cells(model, cells, len(n_cells)))
+
+
 class KVCache:
     """Attached to the KV cache of a llama_context until close(), or until the context is freed.
 
@@ -77,6 +90,9 @@ class KVCache:
     n_pos_max : rotary positions stay below this; 0: the trained context.
     is_scored : sum the attention mass of every entry; otherwise scores stay 0.
     seq : the sequence that the methods without an argument of their own speak of.
+
+    Where layers were given caches of different sizes (set_layer_cells), this is the first of several groups;
+    each starts with the same parameters, its budget at most its cells.
 
     Raises: BudgetError, OptionError for illegal values; UnsupportedModelError; LibraryError.
     """
@@ -94,12 +110,20 @@ class KVCache:
         seq: int = 0,
     ) -> None:
         self._handle: Any = None
+        self._is_borrowed = False
         self._lib = library.lib()
         self._seq = seq
         self._params = self._make_params(budget, block, decay, attention, n_pos_max, is_scored)
         out = ffi.new("h2og_cache **")
         check(self._lib.h2og_attach(ffi.cast("struct llama_context *", ctx_address), self._params, out))
-        self._handle = out[0]
+        self._take(out[0])
+        self._others = tuple(
+            self._group(i) for i in range(1, check(self._lib.h2og_n_groups(self._handle)))
+        )
+
+    def _take(self, handle: Any) -> None:
+        self._handle = handle
+        self._others: tuple[KVCache, ...] = ()
         self._callbacks: dict[str, Any] = {}  # cffi callbacks live as long as they are reachable
         self._raised: BaseException | None = None
         info = ffi.new("h2og_info *")
@@ -118,6 +142,20 @@ class KVCache:
             kv_bytes=info.kv_bytes,
         )
         self.layer_ids = self.view().layer_ids
+
+    def _group(self, i: int) -> KVCache:
+        out = ffi.new("h2og_cache **")
+        check(self._lib.h2og_get_group(self._handle, i, out))
+        group = KVCache.__new__(KVCache)
+        group._lib, group._seq, group._params = self._lib, self._seq, self._params
+        group._is_borrowed = True
+        group._take(out[0])
+        return group
+
+    @property
+    def groups(self) -> tuple[KVCache, ...]:
+        """The caches of this context, one for each number of cells: this one, and others that end with it."""
+        return (self, *self._others)
 
     @staticmethod
     def _make_params(
@@ -146,8 +184,10 @@ class KVCache:
 
         Calling twice is fine.
         """
+        for group in self._others:
+            group.close()
         handle, self._handle = self._handle, None
-        if handle is not None:
+        if handle is not None and not self._is_borrowed:
             self._lib.h2og_detach(handle)
             self._callbacks.clear()
 

@@ -267,7 +267,7 @@ class Engine:
 
     def keep_budget(self) -> None:
         """Evict down to the budget, so that a cache at rest is within it."""
-        if self.cache is None or self.policy is None or self.cache.used() <= self.policy.budget:
+        if self.cache is None or self.policy is None:
             return
         try:
             self.cache.make_room(self.policy.budget)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from h2o_gguf.errors import BudgetError
-from h2o_gguf.policies import Policy, ask
+from h2o_gguf.policies import LayerBudgets, Policy, ask
 from h2o_gguf.view import CacheView
 
 __all__ = ["Evictor", "NativeCache", "Span", "budget_for", "check_pins", "room_failure"]
@@ -96,6 +96,10 @@ def check_pins(pins: Sequence[Span], policy: Policy) -> tuple[Span, ...]:
         else:
             merged.append([start, end])
     spans = tuple((start, end) for start, end in merged)
+    if isinstance(policy, LayerBudgets):
+        for part in policy.parts.values():
+            check_pins(spans, part)
+        return spans
     n_pinned = sum(max(0, end - max(start, policy.n_sink)) for start, end in spans)
     if n_pinned + policy.n_sink + policy.n_recent > policy.budget:
         ways = [f"raise kv_budget to {budget_for(policy, n_pinned)} or more"]

@@ -17,6 +17,7 @@ import numpy as np
 from typing_extensions import Unpack
 
 from h2o_gguf import loading
+from h2o_gguf.attaching import attach
 from h2o_gguf.cancel import CancelToken
 from h2o_gguf.checked import checked
 from h2o_gguf.completions import Completions
@@ -179,7 +180,7 @@ class H2OLlama(LowLevel, Completions, Sessions, high.Llama):  # type: ignore[mis
         names = {number: name for name, number in KV_TYPES.items()}
         memory = memory_bytes(
             shape, sizes.n_cells, sizes.n_ubatch, names[k], names[v],
-            flash_attn=flash_attn, swa_full=bool(options.get("swa_full")),
+            flash_attn=flash_attn, swa_full=bool(options.get("swa_full")), layer_cells=sizes.layer_cells,
         )  # fmt: skip
         if n_gpu_layers == 0 and not self.model_params.vocab_only:
             require_bytes(memory.total, sizes.n_cells, has_budget=sizes.policy is not None)
@@ -252,7 +253,7 @@ class H2OLlama(LowLevel, Completions, Sessions, high.Llama):  # type: ignore[mis
 
     def _open_context(self, sizes: Sizes, kv_bytes: int, attention: str) -> None:
         self.n_batch = sizes.n_ubatch
-        self._ctx = loading.make_context(self._model, self.context_params)
+        self._ctx = loading.make_context(self._model, self.context_params, sizes.layer_cells)
         self._stack.callback(self._ctx.close)
         if self.lora_path:
             adapter = loading.load_adapter(
@@ -271,18 +272,8 @@ class H2OLlama(LowLevel, Completions, Sessions, high.Llama):  # type: ignore[mis
         cache: NativeCache | None = None
         n_ctx = sizes.n_ctx
         if sizes.policy is not None:
-            from h2o_gguf.bindings import KVCache
-
             with native_log():
-                cache = KVCache(
-                    Context.address_of(self._ctx.ctx),
-                    budget=sizes.policy.budget,
-                    block=sizes.block,
-                    decay=sizes.policy.decay,
-                    attention=attention,
-                    is_scored=sizes.policy.needs_scores,
-                    n_pos_max=sizes.n_pos_max,
-                )
+                cache = attach(Context.address_of(self._ctx.ctx), sizes.policy, sizes, attention)
             n_ctx = UNBOUNDED if sizes.can_renumber else sizes.n_pos_max
         context = Context(self._ctx.ctx, self._model.model)
         self._engine = Engine(context, None, sizes.policy, n_ctx=n_ctx, cache=cache, kv_bytes=kv_bytes)

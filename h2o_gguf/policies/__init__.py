@@ -7,6 +7,7 @@ here and pass an instance; no registration is needed. See base.Policy.
 from h2o_gguf.policies.base import Policy, as_policy, ask, check_victims, is_policy
 from h2o_gguf.policies.h2o import H2O
 from h2o_gguf.policies.h2o_plus import H2OPlus
+from h2o_gguf.policies.layers import LayerBudgets, pyramid
 from h2o_gguf.policies.none import NoEviction
 from h2o_gguf.policies.random import Random
 from h2o_gguf.policies.registry import get, make, names
@@ -21,6 +22,7 @@ __all__ = [
     "Cells",
     "Granularity",
     "H2OPlus",
+    "LayerBudgets",
     "NoEviction",
     "Policy",
     "Random",
@@ -33,6 +35,7 @@ __all__ = [
     "is_policy",
     "make",
     "names",
+    "pyramid",
     "resolve_budget",
     "select_lowest",
 ]

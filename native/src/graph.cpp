@@ -60,7 +60,8 @@ void Input::set_input(const llama_ubatch * ubatch) {
             for (int64_t t = 0; t < n; ++t) {
                 const int64_t i = s*n + t;
                 const size_t in_batch = ubatch->data ? size_t(ubatch->data->batch_idxs[i]) : size_t(i);
-                const float q = in_batch < state.batch_weights.size() ? state.batch_weights[in_batch] : 1.0f;
+                const auto & batch_weights = state.first->batch_weights;
+                const float q = in_batch < batch_weights.size() ? batch_weights[in_batch] : 1.0f;
                 w[i] = q*powf(decay, float(n - 1 - t));
             }
         }
@@ -68,7 +69,10 @@ void Input::set_input(const llama_ubatch * ubatch) {
         ggml_backend_tensor_set(fade,    f.data(), 0, f.size()*sizeof(float));
     }
 
-    // llama.cpp has just written the sequence's positions; RoPE gets the renumbered ones.
+    // llama.cpp has just written the sequence's positions; RoPE gets the renumbered ones, which all groups share.
+    if (&state != state.first) {
+        return;
+    }
     const bool is_shifted = std::any_of(state.streams.begin(), state.streams.end(),
                                         [](const Stream & s) { return s.rope_shift != 0; });
     if (!is_shifted || ubatch->pos == nullptr || !state.can_renumber) {
@@ -96,7 +100,8 @@ void Input::set_input(const llama_ubatch * ubatch) {
 
 Input & input_of(const llm_graph_context & graph, h2og_state & state) {
     for (auto & input : graph.res->inputs) {
-        if (auto * in = dynamic_cast<Input *>(input.get())) {
+        auto * in = dynamic_cast<Input *>(input.get());
+        if (in != nullptr && &in->state == &state) {
             return *in;
         }
     }
@@ -112,15 +117,18 @@ void want_weights(Input & in, const llm_graph_context & graph, int64_t n_query, 
     }
 }
 
-// The layer whose cache k is a view of, or nullptr: a window layer, or attention without a cache.
-Layer * layer_of(h2og_state & state, const ggml_tensor * k) {
+// The layer whose cache k is a view of, and its group, or nullptr and the first group: a window layer, or attention without a
+// cache.
+std::pair<h2og_state *, Layer *> layer_of(h2og_state & first, const ggml_tensor * k) {
     const ggml_tensor * storage = k->view_src != nullptr ? k->view_src : k;
-    for (Layer & layer : state.layers) {
-        if (layer.k == storage) {
-            return &layer;
+    for (h2og_state * group : first.groups) {
+        for (Layer & layer : group->layers) {
+            if (layer.k == storage) {
+                return { group, &layer };
+            }
         }
     }
-    return nullptr;
+    return { &first, nullptr };
 }
 
 // Sources of the custom nodes, in this order; those that are absent are left out.
@@ -195,10 +203,11 @@ ggml_tensor * h2og_build_attention(
         ggml_tensor * q, ggml_tensor * k, ggml_tensor * v,
         ggml_tensor * kq_b, ggml_tensor * kq_mask, ggml_tensor * sinks, ggml_tensor * v_mla,
         float kq_scale, int il) {
-    h2og_state & state = *g.cparams.h2og;
+    h2og_state & first = *g.cparams.h2og;
+    const auto [group, layer] = layer_of(first, k);
+    h2og_state & state = *group;
     Input & in = input_of(g, state);
-    state.rotations[il] = find_rotation(q);
-    Layer * layer = layer_of(state, k);
+    first.rotations[il] = find_rotation(q);
     if (layer == nullptr || kq_b != nullptr) {
         return nullptr;
     }

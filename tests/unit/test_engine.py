@@ -119,6 +119,8 @@ class FakeCache:
 
     def make_room(self, n_keep: int) -> int:
         n = self.used() - n_keep
+        if n <= 0:
+            return 0
         pos = np.full((1, 1, 64), -1, np.int32)
         pos[0, 0, : self.used()] = np.arange(self.n_evicted, len(self.context.seen))
         scores = np.zeros(pos.shape, np.float32)
