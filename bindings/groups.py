@@ -27,7 +27,10 @@ class GroupedCache:
         KVCache raises.
     """
 
-    def __init__(self, ctx_address: int, budgets: Mapping[int, int], **params: Any) -> None:
+    def __init__(
+        self, ctx_address: int, budgets: Mapping[int, int], *, block: int = 64, decay: float = 1.0, **params: Any
+    ) -> None:
+        params.update(block=block, decay=decay)
         self._first = KVCache(ctx_address, budget=0, **params)
         try:
             for group in self.groups:
