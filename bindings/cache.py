@@ -226,6 +226,11 @@ class KVCache:
         return self.info.n_cells
 
     @property
+    def budget(self) -> int:
+        """Entries per KV head after an eviction; 0: never evict."""
+        return int(self._params.budget)
+
+    @property
     def kv_bytes(self) -> int:
         """Bytes of K and V as allocated."""
         return self.info.kv_bytes

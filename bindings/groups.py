@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ SIZE = struct.Struct("<Q")  # before each group's state
 
 
 class GroupedCache:
-    """Attached to all groups of a llama_context.
+    """Attached to all groups of a llama_context.  Entries per KV head are means over the layers, rounded down.
 
     ctx_address, block, decay, attention, n_pos_max, is_scored : as KVCache takes them.
     budgets : entries per KV head of each evicted layer, by model layer; equal within a group.
@@ -51,9 +52,14 @@ class GroupedCache:
         return sum(group.kv_bytes for group in self.groups)
 
     @property
+    def budget(self) -> int:
+        """Entries per KV head after an eviction."""
+        return self._mean(self._budgets)
+
+    @property
     def n_evicted(self) -> int:
-        """Entries evicted per KV head in the group that most were evicted from."""
-        return max(group.n_evicted for group in self.groups)
+        """Entries evicted per KV head since the sequence was cleared; with used() they are the whole sequence."""
+        return self._first.n_past() - self.used()
 
     @property
     def n_rebases(self) -> int:
@@ -61,8 +67,12 @@ class GroupedCache:
         return self._first.n_rebases
 
     def used(self) -> int:
-        """Entries per KV head of the fullest group."""
-        return max(group.used() for group in self.groups)
+        """Entries per KV head."""
+        return self._mean([group.used() for group in self.groups])
+
+    def _mean(self, numbers: Sequence[int]) -> int:
+        n_layer = [group.n_layer for group in self.groups]
+        return sum(map(operator.mul, n_layer, numbers)) // sum(n_layer)
 
     def rollback_min(self) -> int:
         """The smallest p for which removing every position >= p is exact in all groups."""
@@ -79,9 +89,9 @@ class GroupedCache:
         return next((error for error in raised if error is not None), None)
 
     def make_room(self, n_keep: int) -> int:
-        """Leave at most n_keep entries per KV head, and at most its budget, in every group.
+        """Leave every group at most n_keep entries per KV head, and at most its budget.
 
-        Returns the entries evicted where most were.  Raises as KVCache.make_room.
+        Returns how many were evicted where most were.  Raises as KVCache.make_room.
         """
         return max(
             group.make_room(min(n_keep, budget))

@@ -284,7 +284,7 @@ class Engine:
             )
         return KVReport(
             policy=self.policy.name,
-            budget=self.policy.budget,
+            budget=self.cache.budget,
             used=self.cache.used(),
             evicted=self.cache.n_evicted,
             n_past=self.n_past,

@@ -18,8 +18,10 @@ Span = tuple[int, int]  # half-open, positions
 
 
 class NativeCache(Protocol):
-    """What the engine needs of h2o_gguf.bindings.KVCache."""
+    """What the engine needs of h2o_gguf.bindings.KVCache, or GroupedCache."""
 
+    @property
+    def budget(self) -> int: ...
     @property
     def kv_bytes(self) -> int: ...
     @property

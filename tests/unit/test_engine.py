@@ -102,8 +102,8 @@ class FakeCache:
     kv_bytes = 4096
     n_rebases = 0
 
-    def __init__(self, context: FakeContext, n_recent: int) -> None:
-        self.context, self.n_recent = context, n_recent
+    def __init__(self, context: FakeContext, policy: Any) -> None:
+        self.context, self.budget, self.n_recent = context, policy.budget, policy.n_recent
         self.fn: Any = None
         self.n_evicted = 0
         self.is_closed = False
@@ -157,7 +157,7 @@ def engine(n_ctx: int = 100, **knobs: Any) -> tuple[Engine, FakeContext]:
 def evicting(budget: int = 20, policy: Any = None, **knobs: Any) -> tuple[Engine, FakeContext, FakeCache]:
     context = FakeContext(**knobs)
     policy = policy or make("streaming", budget=budget, n_sink=0, n_recent=8)
-    cache = FakeCache(context, policy.n_recent)
+    cache = FakeCache(context, policy)
     return Engine(context, None, policy, cache=cache), context, cache
 
 
