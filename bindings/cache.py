@@ -117,9 +117,7 @@ class KVCache:
         out = ffi.new("h2og_cache **")
         check(self._lib.h2og_attach(ffi.cast("struct llama_context *", ctx_address), self._params, out))
         self._take(out[0])
-        self._others = tuple(
-            self._group(i) for i in range(1, check(self._lib.h2og_n_groups(self._handle)))
-        )
+        self._others = tuple(self._group(i) for i in range(1, check(self._lib.h2og_n_groups(self._handle))))
 
     def _take(self, handle: Any) -> None:
         self._handle = handle

@@ -29,7 +29,13 @@ class GroupedCache:
     """
 
     def __init__(
-        self, ctx_address: int, budgets: Mapping[int, int], *, block: int = 64, decay: float = 1.0, **params: Any
+        self,
+        ctx_address: int,
+        budgets: Mapping[int, int],
+        *,
+        block: int = 64,
+        decay: float = 1.0,
+        **params: Any,
     ) -> None:
         params.update(block=block, decay=decay)
         self._first = KVCache(ctx_address, budget=0, **params)

@@ -108,7 +108,9 @@ def memory_bytes(
             k, v = _width(shape, il)
             if not flash_attn and not shape.is_mla:
                 v = v_width
-            total += (pad_cells(own[il]) if own and own[il] else n) * (_row_bytes(type_k, k) + _row_bytes(type_v, v))
+            total += (pad_cells(own[il]) if own and own[il] else n) * (
+                _row_bytes(type_k, k) + _row_bytes(type_v, v)
+            )
         return total
 
     full = shape.evicted_layers

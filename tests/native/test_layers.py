@@ -21,7 +21,13 @@ from h2o_gguf.policies import LayerBudgets, make
 BLOCK, N_UBATCH, N_RECENT = 8, 32, 12
 BUDGETS = {0: 96, 1: 40, 2: 24, 3: 40}
 KNOBS = {"n_recent": N_RECENT}
-PLAIN = ["llama", "gptneox", "qwen2vl", "deepseek2", "deepseek2-mha"]  # the last two: keys and values apart, and not
+PLAIN = [
+    "llama",
+    "gptneox",
+    "qwen2vl",
+    "deepseek2",
+    "deepseek2-mha",
+]  # the last two: keys and values apart, and not
 MIXED = ["gemma3", "gemma2", "gpt-oss", "jamba", "lfm2"]  # beside windows or recurrent layers
 
 N_LAYER = {"gemma3": 12}  # its every sixth layer has no window
@@ -202,10 +208,14 @@ step = st.one_of(
 
 
 @settings(
-    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=12,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(steps=st.lists(step, min_size=30, max_size=60))
-def test_invariants_hold_in_each_group_under_random_histories(model: Path, steps: list[tuple[str, int]]) -> None:
+def test_invariants_hold_in_each_group_under_random_histories(
+    model: Path, steps: list[tuple[str, int]]
+) -> None:
     tokens = iter(random_tokens(3000))
     n_recent = 0
     with by_layer(model) as run:
@@ -313,7 +323,10 @@ def test_what_does_not_fit_is_refused_in_words(model: Path) -> None:
         ({**BUDGETS, 2: 300}, "a budget of 300 does not fit"),
     ):
         cells = [300, 99, 50, 99]
-        with pytest.raises(BudgetError, match=words), opened(model, n_ctx=512, layer_cells=cells, budgets=budgets):
+        with (
+            pytest.raises(BudgetError, match=words),
+            opened(model, n_ctx=512, layer_cells=cells, budgets=budgets),
+        ):
             pass
     with by_layer(model) as run:
         run.cache.set_policy(lambda _view, _n: (_ for _ in ()).throw(OptionError("in the policy", "policy")))

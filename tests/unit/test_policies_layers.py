@@ -119,7 +119,8 @@ def test_a_pyramid_falls_and_keeps_the_mean(
 
 
 @pytest.mark.parametrize(
-    "numbers", [(0, 8), (4, 0), (4, 8, 9), (4, 8, -1), (4, 8, 0, 0.5), (4, 8, 0, float("nan")), (4, 8, 0, 20, 0)]
+    "numbers",
+    [(0, 8), (4, 0), (4, 8, 9), (4, 8, -1), (4, 8, 0, 0.5), (4, 8, 0, float("nan")), (4, 8, 0, 20, 0)],
 )
 def test_a_pyramid_of_nonsense_is_refused(numbers: tuple[Any, ...]) -> None:
     with pytest.raises((BudgetError, OptionError)):
