@@ -111,6 +111,7 @@ class KVCache:
     ) -> None:
         self._handle: Any = None
         self._is_borrowed = False
+        self._others: tuple[KVCache, ...] = ()
         self._lib = library.lib()
         self._seq = seq
         self._params = self._make_params(budget, block, decay, attention, n_pos_max, is_scored)
@@ -121,7 +122,6 @@ class KVCache:
 
     def _take(self, handle: Any) -> None:
         self._handle = handle
-        self._others: tuple[KVCache, ...] = ()
         self._callbacks: dict[str, Any] = {}  # cffi callbacks live as long as they are reachable
         self._raised: BaseException | None = None
         info = ffi.new("h2og_info *")
@@ -146,7 +146,7 @@ class KVCache:
         check(self._lib.h2og_get_group(self._handle, i, out))
         group = KVCache.__new__(KVCache)
         group._lib, group._seq, group._params = self._lib, self._seq, self._params
-        group._is_borrowed = True
+        group._is_borrowed, group._others = True, ()
         group._take(out[0])
         return group
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -19,7 +18,7 @@ SIZE = struct.Struct("<Q")  # before each group's state
 
 
 class GroupedCache:
-    """Attached to all groups of a llama_context.  Entries per KV head are means over the layers, rounded down.
+    """Attached to all groups of a llama_context.  Entries per KV head are means over the layers, cut to ints.
 
     ctx_address, block, decay, attention, n_pos_max, is_scored : as KVCache takes them.
     budgets : entries per KV head of each evicted layer, by model layer; equal within a group.
@@ -64,7 +63,7 @@ class GroupedCache:
 
     @property
     def n_evicted(self) -> int:
-        """Entries evicted per KV head since the sequence was cleared; with used() they are the whole sequence."""
+        """Entries evicted per KV head since the sequence was cleared: all of it but used()."""
         return self._first.n_past() - self.used()
 
     @property
@@ -78,7 +77,7 @@ class GroupedCache:
 
     def _mean(self, numbers: Sequence[int]) -> int:
         n_layer = [group.n_layer for group in self.groups]
-        return sum(map(operator.mul, n_layer, numbers)) // sum(n_layer)
+        return sum(n * number for n, number in zip(n_layer, numbers, strict=True)) // sum(n_layer)
 
     def rollback_min(self) -> int:
         """The smallest p for which removing every position >= p is exact in all groups."""
@@ -132,7 +131,7 @@ def _budget_of(group: KVCache, budgets: Mapping[int, int]) -> int:
     wanted = {budgets.get(il, 0) for il in group.layer_ids}
     if len(wanted) != 1 or 0 in wanted:
         raise BudgetError(
-            f"layers {', '.join(map(str, group.layer_ids))} share a cache of {group.n_cells} cells and are to "
-            f"have budgets of {', '.join(map(str, sorted(wanted)))}: they need one budget"
+            f"layers {', '.join(map(str, group.layer_ids))} share a cache of {group.n_cells} cells and are "
+            f"to have budgets of {', '.join(map(str, sorted(wanted)))}: they need one budget"
         )
     return wanted.pop()

@@ -88,7 +88,8 @@ def memory_bytes(
     """All parts of one context's memory for one sequence.
 
     flash_attn : without it V is stored transposed, as wide as the widest layer's.
-    layer_cells : cells asked for by model layer, 0 is n_cells; empty: n_cells for all. Windowed layers ignore it.
+    layer_cells : cells asked for by model layer, 0 is n_cells; empty: n_cells for all. Windowed layers
+        ignore theirs.
     swa_full, Raises : as kv_bytes.
     """
     if n_cells < 1 or n_ubatch < 1:

@@ -103,7 +103,7 @@ def opened(
     budgets: Mapping[int, int] | None = None,
     **params: Any,
 ) -> Iterator[Run]:
-    """Yield a Run; params go to KVCache, or with budgets to GroupedCache; none of them: no cache is attached."""
+    """Yield a Run; params go to KVCache, or with budgets to GroupedCache; without any none is attached."""
     bindings = require_runtime()
     lib, _ = native.library()
     with native.model(path) as model:

@@ -117,8 +117,8 @@ class LayerBudgets:
         named = tuple(layers) if self.layers is None else tuple(self.layers)
         if len(self.budgets) != len(layers) or set(named) != set(layers):
             raise OptionError(
-                f"{len(self.budgets)} budgets, but entries are evicted from {len(layers)} layers of this model "
-                f"({', '.join(map(str, layers))}): give each of them one",
+                f"{len(self.budgets)} budgets, but entries are evicted from {len(layers)} layers of this "
+                f"model ({', '.join(map(str, layers))}): give each of them one",
                 "policy",
             )
         return replace(self, layers=named)

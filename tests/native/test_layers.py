@@ -30,8 +30,6 @@ PLAIN = [
 ]  # the last two: keys and values apart, and not
 MIXED = ["gemma3", "gemma2", "gpt-oss", "jamba", "lfm2"]  # beside windows or recurrent layers
 
-N_LAYER = {"gemma3": 12}  # its every sixth layer has no window
-
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -128,8 +126,8 @@ def test_the_memory_that_llama_cpp_reports_is_that_of_all_layers(model: Path) ->
 @pytest.mark.parametrize("flash", [True, False])
 @pytest.mark.parametrize("arch", [*PLAIN, *MIXED])
 def test_budgets_never_reached_change_no_bit(arch: str, flash: bool, tmp_path: Path) -> None:
-    """I5, with caches of three sizes against llama.cpp's one, prompt and generation, without and with h2og."""
-    path = build(arch, tmp_path / "m.gguf", n_layer=N_LAYER.get(arch, 4))
+    """I5: caches of three sizes against llama.cpp's one, prompt and generation, without and with h2og."""
+    path = build(arch, tmp_path / "m.gguf", n_layer=4)
     tokens = random_tokens(120)
     budgets = budgets_for(path, (400, 150, 250))
     cells = [budgets.get(il, 0) for il in range(n_layers(path))]
@@ -184,7 +182,7 @@ def test_equal_budgets_in_caches_of_their_own_are_the_plain_cache_bit_for_bit(mo
 
 @pytest.mark.parametrize("arch", [*PLAIN, *MIXED])
 def test_every_layer_holds_its_budget(arch: str, tmp_path: Path) -> None:
-    path = build(arch, tmp_path / "m.gguf", n_layer=N_LAYER.get(arch, 4))
+    path = build(arch, tmp_path / "m.gguf", n_layer=4)
     budgets = budgets_for(path, (96, 40))
     with by_layer(path, budgets) as run:
         assert len(run.cache.groups) == 2
@@ -285,7 +283,7 @@ def test_saved_state_goes_on_as_if_never_saved(model: Path) -> None:
 @pytest.mark.parametrize("arch", ["llama", "gemma3", "deepseek2"])
 def test_a_run_renumbered_often_follows_one_never_renumbered(arch: str, tmp_path: Path) -> None:
     """As with one cache: only a plain window can be compared, here one of its own length in each layer."""
-    path = build(arch, tmp_path / "m.gguf", n_layer=N_LAYER.get(arch, 4), n_ctx_train=4096)
+    path = build(arch, tmp_path / "m.gguf", n_layer=4, n_ctx_train=4096)
     budgets = budgets_for(path, (72, 40))
     tokens = random_tokens(500, seed=9)
     results = []
