@@ -251,7 +251,7 @@ def test_budgets_by_layer_size_the_cache_of_each_layer() -> None:
 
 
 def test_budgets_by_layer_are_refused_where_layers_share_a_cache() -> None:
-    shape = shape_of(header("gemma4", attention__sliding_window=64, attention__shared_kv_layers=4))
+    shape = shape_of(header("gemma3n", block_count=30, attention__sliding_window=512))
     with pytest.raises(UnsupportedModelError, match="give all one budget"):
         plan_model_sizes(CacheOptions(policy=LayerBudgets([100] * 5)), shape)
 
