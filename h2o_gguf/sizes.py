@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from h2o_gguf import policies
-from h2o_gguf.errors import BudgetError, OptionError, UnsupportedModelError
+from h2o_gguf.errors import BudgetError, OptionError
 from h2o_gguf.models import ModelShape, require_support
 from h2o_gguf.models.memory import MAX_CELLS, pad_cells
 from h2o_gguf.policies import Policy
@@ -88,10 +88,6 @@ def plan_model_sizes(options: CacheOptions, shape: ModelShape) -> Sizes:
     verdict = require_support(shape)
     by_layer = options.policy if isinstance(options.policy, policies.LayerBudgets) else None
     if by_layer is not None:
-        if shape.n_layer_kv < shape.n_layer:
-            raise UnsupportedModelError(
-                shape.architecture, "its upper layers read the caches of lower ones: give all one budget"
-            )
         by_layer = by_layer.for_layers(shape.evicted_layers)
         options = replace(options, policy=by_layer)
     sizes = plan_sizes(

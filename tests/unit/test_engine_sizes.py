@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_models.headers import header
 
-from h2o_gguf.errors import BudgetError, OptionError, UnsupportedModelError
+from h2o_gguf.errors import BudgetError, OptionError
 from h2o_gguf.eviction import check_pins
 from h2o_gguf.models.shape import shape_of
 from h2o_gguf.policies import H2O, LayerBudgets, make
@@ -248,12 +248,6 @@ def test_budgets_by_layer_size_the_cache_of_each_layer() -> None:
     assert (sizes.n_ubatch, sizes.n_cells) == (32, 768)
     alike = plan_model_sizes(CacheOptions(policy=make("h2o+", 700), n_batch=32), shape)
     assert (alike.layer_cells, alike.n_cells) == ((), 768)
-
-
-def test_budgets_by_layer_are_refused_where_layers_share_a_cache() -> None:
-    shape = shape_of(header("gemma3n", block_count=30, attention__sliding_window=512))
-    with pytest.raises(UnsupportedModelError, match="give all one budget"):
-        plan_model_sizes(CacheOptions(policy=LayerBudgets([100] * 5)), shape)
 
 
 def test_pins_must_fit_every_layers_budget() -> None:
