@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,8 +13,10 @@ from numpy.typing import NDArray
 
 from h2o_gguf.bindings import library
 from h2o_gguf.bindings.library import ffi
+from h2o_gguf.bindings.observation import CacheObservation
 from h2o_gguf.bindings.status import check
 from h2o_gguf.errors import BudgetError, ClosedError, H2OError, OptionError, PolicyError
+from h2o_gguf.observation import Observation
 
 __all__ = ["ATTENTIONS", "CacheInfo", "KVCache", "NativeView", "check_context", "set_layer_cells"]
 
@@ -29,7 +32,7 @@ class NativeView:
     scores : float32[n_layer, n_head_kv, n_cells]. pos, rope_pos : int32 of the same shape, -1 empty.
     n_used : entries per KV head. n_past : next position. decay : per token. layer_ids : model layers.
     The arrays are read-only views of native memory, valid until the next call on the cache: copy what must
-    last.
+    last. observation : keys, values and recorded queries, read when asked for.
     """
 
     scores: NDArray[np.float32]
@@ -39,11 +42,15 @@ class NativeView:
     n_past: int
     decay: float
     layer_ids: tuple[int, ...]
+    observation: Observation
 
 
 @dataclass(frozen=True)
 class CacheInfo:
-    """Fixed facts of a cache.  kv_bytes : K and V as allocated, sliding-window layers included."""
+    """Facts of a cache as it was attached.
+
+    kv_bytes : K and V as allocated, sliding-window layers included. query_bytes : of the recorded queries.
+    """
 
     n_layer: int
     n_head_kv: int
@@ -56,6 +63,7 @@ class CacheInfo:
     n_pos_max: int
     can_renumber: bool
     kv_bytes: int
+    query_bytes: int
 
 
 def check_context(ctx_address: int) -> None:
@@ -89,6 +97,7 @@ class KVCache:
     attention : "auto", "fused", "composed" (llama.cpp's own, watched for scores) or "reference".
     n_pos_max : rotary positions stay below this; 0: the trained context.
     is_scored : sum the attention mass of every entry; otherwise scores stay 0.
+    n_observed : the newest tokens whose queries are recorded, >= 0.
     seq : the sequence that the methods without an argument of their own speak of.
 
     Where layers were given caches of different sizes (set_layer_cells), this is the first of several groups;
@@ -107,14 +116,15 @@ class KVCache:
         attention: str = "auto",
         n_pos_max: int = 0,
         is_scored: bool = True,
+        n_observed: int = 0,
         seq: int = 0,
     ) -> None:
         self._handle: Any = None
         self._is_borrowed = False
         self._others: tuple[KVCache, ...] = ()
         self._lib = library.lib()
-        self._seq = seq
-        self._params = self._make_params(budget, block, decay, attention, n_pos_max, is_scored)
+        self.seq = seq
+        self._params = self._make_params(budget, block, decay, attention, n_pos_max, is_scored, n_observed)
         out = ffi.new("h2og_cache **")
         check(self._lib.h2og_attach(ffi.cast("struct llama_context *", ctx_address), self._params, out))
         self._take(out[0])
@@ -138,6 +148,7 @@ class KVCache:
             n_pos_max=info.n_pos_max,
             can_renumber=bool(info.can_renumber),
             kv_bytes=info.kv_bytes,
+            query_bytes=info.query_bytes,
         )
         self.layer_ids = self.view().layer_ids
 
@@ -145,7 +156,7 @@ class KVCache:
         out = ffi.new("h2og_cache **")
         check(self._lib.h2og_get_group(self._handle, i, out))
         group = KVCache.__new__(KVCache)
-        group._lib, group._seq, group._params = self._lib, self._seq, self._params
+        group._lib, group.seq, group._params = self._lib, self.seq, self._params
         group._is_borrowed, group._others = True, ()
         group._take(out[0])
         return group
@@ -157,9 +168,20 @@ class KVCache:
 
     @staticmethod
     def _make_params(
-        budget: int, block: int, decay: float, attention: str, n_pos_max: int, is_scored: bool
+        budget: int,
+        block: int,
+        decay: float,
+        attention: str,
+        n_pos_max: int,
+        is_scored: bool,
+        n_observed: int,
     ) -> Any:
-        for name, value, low in (("budget", budget, 0), ("block", block, 1), ("n_pos_max", n_pos_max, 0)):
+        for name, value, low in (
+            ("budget", budget, 0),
+            ("block", block, 1),
+            ("n_pos_max", n_pos_max, 0),
+            ("n_observed", n_observed, 0),
+        ):
             if isinstance(value, bool) or not isinstance(value, int | np.integer) or not low <= value < 2**31:
                 text = f"{name} is {value!r}: it must be a whole number from {low} on"
                 raise BudgetError(text, budget=value) if name == "budget" else OptionError(text, name)
@@ -172,7 +194,7 @@ class KVCache:
         params = ffi.new("h2og_params *")
         params.budget, params.block, params.decay = budget, block, decay
         params.attention, params.n_pos_max = ATTENTIONS.index(attention), n_pos_max
-        params.is_scored = bool(is_scored)
+        params.is_scored, params.n_observed = bool(is_scored), n_observed
         return params
 
     # Lifetime
@@ -233,14 +255,19 @@ class KVCache:
         """Bytes of K and V as allocated."""
         return self.info.kv_bytes
 
+    @property
+    def n_observed(self) -> int:
+        """The newest tokens whose queries are recorded."""
+        return int(self._params.n_observed)
+
     def view(self) -> NativeView:
         """Return the present picture, after waiting for the backends.
 
         Valid until the next call, at most until close().
         """
         out = ffi.new("h2og_view *")
-        check(self._lib.h2og_get_view(self.handle, self._seq, out))
-        return _view(out)
+        check(self._lib.h2og_get_view(self.handle, self.seq, out))
+        return self._view(out)
 
     @property
     def scores(self) -> NDArray[np.float32]:
@@ -267,11 +294,11 @@ class KVCache:
 
     def rollback_min(self) -> int:
         """The smallest p for which removing every position >= p is exact."""
-        return check(self._lib.h2og_rollback_min(self.handle, self._seq))
+        return check(self._lib.h2og_rollback_min(self.handle, self.seq))
 
     def _counters(self) -> Any:
         out = ffi.new("h2og_counters *")
-        check(self._lib.h2og_get_counters(self.handle, self._seq, out))
+        check(self._lib.h2og_get_counters(self.handle, self.seq, out))
         return out
 
     @property
@@ -300,10 +327,12 @@ class KVCache:
         attention: str = "auto",
         n_pos_max: int = 0,
         is_scored: bool = True,
+        n_observed: int = 0,
     ) -> None:
         """Change what was given to the constructor.  Raises as it does."""
-        self._params = self._make_params(budget, block, decay, attention, n_pos_max, is_scored)
-        check(self._lib.h2og_set_params(self.handle, self._params))
+        params = self._make_params(budget, block, decay, attention, n_pos_max, is_scored, n_observed)
+        check(self._lib.h2og_set_params(self.handle, params))
+        self._params = params
 
     def set_query_weights(self, weights: NDArray[np.float32] | None) -> None:
         """Set the weights of the next batch's queries in the scores: float32[n], batch order; None: all 1."""
@@ -320,7 +349,7 @@ class KVCache:
         def call(_user: Any, native: Any, n: int, out: Any) -> int:
             if fn is None:
                 return POLICY_RAISED
-            victims = _as_cells(fn(_view(native), n), (*shape, n))
+            victims = _as_cells(fn(self._view(native), n), (*shape, n))
             np.frombuffer(ffi.buffer(out, victims.size * 4), dtype=np.int32)[:] = victims.ravel()
             return 0
 
@@ -331,7 +360,7 @@ class KVCache:
 
         def call(_user: Any, native: Any, n_tokens: int) -> None:
             if fn is not None:
-                fn(_view(native), n_tokens)
+                fn(self._view(native), n_tokens)
 
         self._install("observer", "h2og_observer_fn", call if fn is not None else None, None)
 
@@ -367,7 +396,7 @@ class KVCache:
         """
         n = np.shape(victims)[-1] if np.ndim(victims) == 3 else 0
         v = _as_cells(victims, (self.n_layer, self.n_head_kv, n))
-        check(self._lib.h2og_evict(self.handle, self._seq, ffi.from_buffer("int32_t[]", v), n))
+        check(self._lib.h2og_evict(self.handle, self.seq, ffi.from_buffer("int32_t[]", v), n))
 
     def make_room(self, n_keep: int) -> int:
         """Ask the policy until at most n_keep entries per KV head are left; return how many were evicted.
@@ -375,34 +404,53 @@ class KVCache:
         Raises: what the policy raised; PolicyError; CacheFullError, there is no policy.
         """
         with self._reraising():
-            return check(self._lib.h2og_make_room(self.handle, self._seq, n_keep))
+            return check(self._lib.h2og_make_room(self.handle, self.seq, n_keep))
 
     def rebase(self) -> None:
         """Re-rotate every key to consecutive positions.  Raises: CacheFullError, positions are learned."""
-        check(self._lib.h2og_rebase(self.handle, self._seq))
+        check(self._lib.h2og_rebase(self.handle, self.seq))
 
     # Contents
+
+    def _view(self, native: Any) -> NativeView:
+        shape = (native.n_layer, native.n_head_kv, native.n_cells)
+
+        def array(pointer: Any, dtype: Any) -> NDArray[Any]:
+            flat = np.frombuffer(ffi.buffer(pointer, 4 * math.prod(shape)), dtype=dtype)
+            flat.setflags(write=False)
+            return flat.reshape(shape)
+
+        return NativeView(
+            scores=array(native.scores, np.float32),
+            pos=array(native.pos, np.int32),
+            rope_pos=array(native.rope_pos, np.int32),
+            n_used=native.n_used,
+            n_past=native.n_past,
+            decay=native.decay,
+            layer_ids=tuple(native.layer_ids[i] for i in range(native.n_layer)),
+            observation=CacheObservation(self),
+        )
 
     def keys(self, layer: int) -> NDArray[np.float32]:
         """Return the keys of a layer, 0 .. n_layer - 1: float32[n_head_kv, n_cells, head_dim_k]."""
         out = np.empty((self.n_head_kv, self.n_cells, self.info.head_dim_k), dtype=np.float32)
-        check(self._lib.h2og_read_keys(self.handle, self._seq, layer, ffi.from_buffer("float[]", out)))
+        check(self._lib.h2og_read_keys(self.handle, self.seq, layer, ffi.from_buffer("float[]", out)))
         return out
 
     def values(self, layer: int) -> NDArray[np.float32]:
         """Return the values of a layer: float32[n_head_kv, n_cells, head_dim_v].
 
-        Raises: UnsupportedModelError, the values are part of the keys (MLA).
+        With MLA they are part of the keys.
         """
         out = np.empty((self.n_head_kv, self.n_cells, self.info.head_dim_v), dtype=np.float32)
-        check(self._lib.h2og_read_values(self.handle, self._seq, layer, ffi.from_buffer("float[]", out)))
+        check(self._lib.h2og_read_values(self.handle, self.seq, layer, ffi.from_buffer("float[]", out)))
         return out
 
     def save(self) -> bytes:
-        """Return positions, scores and counters: what llama.cpp's own saved state lacks."""
-        size = check(self._lib.h2og_state_size(self.handle, self._seq))
+        """Return positions, scores, counters and recorded queries: what llama.cpp's own saved state lacks."""
+        size = check(self._lib.h2og_state_size(self.handle, self.seq))
         out = ffi.new("uint8_t[]", size)
-        check(self._lib.h2og_state_save(self.handle, self._seq, out, size))
+        check(self._lib.h2og_state_save(self.handle, self.seq, out, size))
         return bytes(ffi.buffer(out, size))
 
     def load(self, data: bytes) -> None:
@@ -410,9 +458,7 @@ class KVCache:
 
         Raises: StateFileError, it does not fit.
         """
-        check(
-            self._lib.h2og_state_load(self.handle, self._seq, ffi.from_buffer("uint8_t[]", data), len(data))
-        )
+        check(self._lib.h2og_state_load(self.handle, self.seq, ffi.from_buffer("uint8_t[]", data), len(data)))
 
 
 def _as_cells(victims: Any, shape: tuple[int, ...]) -> NDArray[np.int32]:
@@ -423,23 +469,3 @@ def _as_cells(victims: Any, shape: tuple[int, ...]) -> NDArray[np.int32]:
     if array.size and (array.min() < 0 or array.max() >= 2**31):
         raise PolicyError(f"victims go from {array.min()} to {array.max()}: those are no cells")
     return np.ascontiguousarray(array, dtype=np.int32)
-
-
-def _view(native: Any) -> NativeView:
-    shape = (native.n_layer, native.n_head_kv, native.n_cells)
-    count = native.n_layer * native.n_head_kv * native.n_cells
-
-    def array(pointer: Any, dtype: Any) -> NDArray[Any]:
-        flat = np.frombuffer(ffi.buffer(pointer, count * 4), dtype=dtype)
-        flat.setflags(write=False)
-        return flat.reshape(shape)
-
-    return NativeView(
-        scores=array(native.scores, np.float32),
-        pos=array(native.pos, np.int32),
-        rope_pos=array(native.rope_pos, np.int32),
-        n_used=native.n_used,
-        n_past=native.n_past,
-        decay=native.decay,
-        layer_ids=tuple(native.layer_ids[i] for i in range(native.n_layer)),
-    )

@@ -23,6 +23,7 @@ def attach(ctx_address: int, policy: Policy, sizes: Sizes, attention: str) -> Na
         "decay": policy.decay,
         "attention": attention,
         "is_scored": policy.needs_scores,
+        "n_observed": policy.n_observed,
         "n_pos_max": sizes.n_pos_max,
     }
     if isinstance(policy, LayerBudgets):

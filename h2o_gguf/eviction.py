@@ -78,6 +78,7 @@ class Evictor:
             decay=self.policy.decay,
             layer_ids=tuple(native.layer_ids),
             pins=self.pins,
+            observation=native.observation,
         )
 
 

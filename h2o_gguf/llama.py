@@ -29,7 +29,7 @@ from h2o_gguf.host_memory import require_bytes
 from h2o_gguf.kinds import Callback, Int32, Integer, Number, Path, Switch, Text
 from h2o_gguf.lock import CallLock, Gone
 from h2o_gguf.lowlevel import LowLevel
-from h2o_gguf.models import cannot_generate, memory_bytes, read_header, shape_of
+from h2o_gguf.models import cannot_generate, memory_bytes, query_bytes, read_header, shape_of
 from h2o_gguf.models.catalog import refuse_name
 from h2o_gguf.native import C, high, native_log
 from h2o_gguf.options import (
@@ -183,7 +183,10 @@ class H2OLlama(LowLevel, Completions, Sessions, high.Llama):  # type: ignore[mis
             flash_attn=flash_attn, swa_full=bool(options.get("swa_full")), layer_cells=sizes.layer_cells,
         )  # fmt: skip
         if n_gpu_layers == 0 and not self.model_params.vocab_only:
-            require_bytes(memory.total, sizes.n_cells, has_budget=sizes.policy is not None)
+            n_bytes = memory.total
+            if sizes.policy is not None:
+                n_bytes += query_bytes(shape, sizes.policy.n_observed)
+            require_bytes(n_bytes, sizes.n_cells, has_budget=sizes.policy is not None)
         high._logger.set_verbose(verbose)
         with ExitStack() as undo:
             undo.callback(self._stack.close)

@@ -47,12 +47,11 @@ class Rotation:
 
 
 class Observation(Protocol):
-    """Reads one cache, layer by layer; row is a layer's index in the view.  Valid as long as the view.
+    """Reads one cache, layer by layer; row is a layer's index in the view.  Valid as long as the view."""
 
-    query_pos : int32[n_observed], positions of the recorded queries, oldest first.
-    """
-
-    query_pos: NDArray[np.int32]
+    @property
+    def query_pos(self) -> NDArray[np.int32]:
+        """Positions of the recorded queries, oldest first, -1 where there are none yet: int32[n_observed]."""
 
     def keys(self, row: int) -> Floats:
         """Keys as attention sees them: float32[n_head_kv, n_cells, head_dim_k]."""

@@ -18,11 +18,13 @@ __all__ = [
     "kv_bytes",
     "memory_bytes",
     "pad_cells",
+    "query_bytes",
     "type_problem",
 ]
 
 CELL_PAD = 256  # llama.cpp rounds the number of cells up to a multiple of this
 MAX_CELLS = (1 << 31) - CELL_PAD  # cells and positions are signed 32-bit numbers
+SPLIT = ("iswa", "hybrid-iswa")  # kinds of memory whose windowed layers have a cache of their own
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_0", "q5_1", "q4_0", "q4_1", "iq4_nl")
 
 
@@ -114,16 +116,20 @@ def memory_bytes(
             )
         return total
 
-    full = shape.evicted_layers
-    windowed = [il for il in shape.attention_layers if il not in full]
+    full, windowed = _split(shape)
     n_state = sum(shape.recurrent_layers[: shape.n_layer])
     return MemoryBytes(
         full=size(full, cells, layer_cells),
         window=size(windowed, window),
         state=n_state * 4 * (shape.n_embd_r + shape.n_embd_s),
         n_cells=cells,
-        n_cells_window=window if shape.memory in ("iswa", "hybrid-iswa") else 0,
+        n_cells_window=window if shape.memory in SPLIT else 0,
     )
+
+
+def query_bytes(shape: ModelShape, n_observed: int) -> int:
+    """Bytes that the recorded queries of the newest n_observed tokens of one sequence take, as float32."""
+    return n_observed * sum(4 * shape.n_head[il] * shape.head_dims(il)[0] for il in _split(shape)[0])
 
 
 def type_problem(shape: ModelShape, type_k: str, type_v: str, *, flash_attn: bool = True) -> str:
@@ -142,6 +148,12 @@ def type_problem(shape: ModelShape, type_k: str, type_v: str, *, flash_attn: boo
             if dim % _block(name)[0]:
                 return f"{option} {name} packs {_block(name)[0]} values, the heads of layer {il} have {dim}"
     return ""
+
+
+def _split(shape: ModelShape) -> tuple[list[int], list[int]]:
+    """Layers in the full cache, and in the windowed one."""
+    full = list(shape.evicted_layers)
+    return full, [il for il in shape.attention_layers if il not in full]
 
 
 def _width(shape: ModelShape, il: int) -> tuple[int, int]:

@@ -16,6 +16,12 @@ from numpy.typing import NDArray
 from tiny_models import native
 
 TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "iq4_nl": 20, "bf16": 30}
+# Every RoPE kind: plain, YaRN, linear, per-frequency factors, M-RoPE, partial, LongRoPE, NeoX, MLA.
+ROTATED = [
+    "llama", "llama-yarn", "llama-linear", "llama-rope-factors", "qwen2", "qwen2vl", "phi2", "phi3",
+    "phi3-longrope", "gptneox", "deepseek2", "deepseek2-mha",
+]  # fmt: skip
+WINDOWED = ["gemma3", "gemma2", "gpt-oss"]
 
 
 def require_runtime() -> Any:
@@ -129,19 +135,35 @@ def opened(
             lib.llama_free(ctx)
 
 
+def view_of(native: Any, pins: tuple[tuple[int, int], ...] = ()) -> Any:
+    """What a policy sees of a NativeView."""
+    from h2o_gguf.view import CacheView
+
+    return CacheView(
+        native.scores, native.pos, native.n_past, native.n_used, native.decay, native.layer_ids, pins,
+        native.observation,
+    )  # fmt: skip
+
+
 def policy_of(run: Run, policy: Any, pins: tuple[tuple[int, int], ...] = ()) -> None:
     """Let a policy of h2o_gguf.policies name the victims."""
     from h2o_gguf.policies import ask
-    from h2o_gguf.view import CacheView
 
     def victims(view: Any, n: int) -> Any:
-        return ask(
-            policy,
-            CacheView(view.scores, view.pos, view.n_past, view.n_used, view.decay, view.layer_ids, pins),
-            n,
-        )
+        return ask(policy, view_of(view, pins), n)
 
     run.cache.set_policy(victims)
+
+
+def evict_positions(run: Run, positions: list[int]) -> None:
+    """Evict these positions from every head."""
+    pos = run.cache.pos
+    victims = np.empty((*pos.shape[:2], len(positions)), np.int32)
+    for layer in range(pos.shape[0]):
+        for head in range(pos.shape[1]):
+            order = {int(p): cell for cell, p in enumerate(pos[layer, head]) if p >= 0}
+            victims[layer, head] = [order[p] for p in positions]
+    run.cache.evict(victims)
 
 
 def random_tokens(n: int, seed: int = 0, n_vocab: int = 256) -> list[int]:

@@ -78,6 +78,7 @@ class Worker:
         cache = KVCache(
             address, budget=self.budget, block=options["block"], decay=policy.decay,
             n_pos_max=options["n_pos_max"], is_scored=policy.needs_scores,
+            n_observed=policy.n_observed,
         )  # fmt: skip
         cache.set_policy(Evictor(policy))
         return cache

@@ -87,6 +87,7 @@ typedef struct h2og_params {
     int32_t n_pos_max;   // rotary positions stay below this; 0: the trained context
     float   decay;       // per token decay of the scores, (0, 1]; 1: plain sum
     int32_t is_scored;   // 0: no scores are summed, they stay as they are
+    int32_t n_observed;  // tokens of each sequence, the newest, whose queries are recorded; 0: none
 } h2og_params;
 
 typedef struct h2og_info {
@@ -96,6 +97,7 @@ typedef struct h2og_info {
     int32_t n_pos_max;
     int32_t can_renumber;     // keys can be re-rotated to new positions
     int64_t kv_bytes;         // K and V as allocated: evicted cache and sliding-window cache
+    int64_t query_bytes;      // of the recorded queries
 } h2og_info;
 
 typedef struct h2og_counters {
@@ -141,7 +143,7 @@ H2OG_API int32_t h2og_get_counters(h2og_cache * cache, int32_t seq, h2og_counter
 // The memory behind it lives until h2og_detach().
 H2OG_API int32_t h2og_get_view(h2og_cache * cache, int32_t seq, h2og_view * out);
 
-// Changes block, attention, n_pos_max, decay, is_scored and budget (checked as in h2og_attach).
+// Changes any of them, checked as in h2og_attach.  Another n_observed starts without recorded queries.
 H2OG_API int32_t h2og_set_params(h2og_cache * cache, const h2og_params * params);
 
 // Weights of the next batch's queries in the scores, in batch order; n = 0: all 1.  Copied; used by the next llama_decode, whether
@@ -164,12 +166,37 @@ H2OG_API int32_t h2og_rebase(h2og_cache * cache, int32_t seq);
 // The smallest p for which llama_memory_seq_rm(mem, seq, p, -1) is exact; below it, llama_memory_seq_rm returns false.
 H2OG_API int32_t h2og_rollback_min(h2og_cache * cache, int32_t seq);
 
+// The reading functions below may be called from a policy or an observer.
+
 // Keys or values of a layer as the attention sees them: float32 out[n_head_kv][n_cells][head_dim].
 H2OG_API int32_t h2og_read_keys  (h2og_cache * cache, int32_t seq, int32_t layer, float * out);
 H2OG_API int32_t h2og_read_values(h2og_cache * cache, int32_t seq, int32_t layer, float * out);
 
+// Positions of the recorded queries, oldest first: out[n_observed]; -1 where there are none yet, which come first.
+H2OG_API int32_t h2og_read_query_pos(h2og_cache * cache, int32_t seq, int32_t * out);
+
+// The recorded queries of a layer in that order, as its attention saw them, before scaling; 0 where there are none yet:
+// float32 out[n_observed][n_head][head_dim_k].  Query head h attends to KV head h/(n_head/n_head_kv).  After a renumbering they
+// are turned with the keys, to where a query of their position would be now.
+H2OG_API int32_t h2og_read_queries(h2og_cache * cache, int32_t seq, int32_t layer, float * out);
+
+// A layer's attention: the softmax over softcap*tanh(scale*q.k/softcap), or over scale*q.k where softcap is 0.
+typedef struct h2og_layer {
+    int32_t n_head;      // query heads
+    float   scale, softcap;
+    int32_t has_sinks;   // each head has a logit of its own in the softmax
+    int32_t n_pair;      // pairs of elements of a head that the layer rotates; 0: it does not
+} h2og_layer;
+
+H2OG_API int32_t h2og_get_layer (h2og_cache * cache, int32_t layer, h2og_layer * out);
+H2OG_API int32_t h2og_read_sinks(h2og_cache * cache, int32_t layer, float * out);  // float32 out[n_head]
+
+// How the layer rotates queries and keys: p positions turn elements (x, y) = (first[i], second[i]) of a head by a = p*angle[i]
+// to (x*cos(a) - y*sin(a), x*sin(a) + y*cos(a)).  [n_pair] each, angles in radians.
+H2OG_API int32_t h2og_read_rotation(h2og_cache * cache, int32_t layer, int32_t * first, int32_t * second, double * angle);
+
 // What llama.cpp's own saved state lacks, and cannot be restored without once entries were evicted: positions, scores,
-// counters.  Save after llama_state_get_data and load after
+// counters, recorded queries.  Save after llama_state_get_data and load after
 // llama_state_set_data of the same state.  h2og_state_size returns bytes (or a status); save writes exactly those.
 H2OG_API int64_t h2og_state_size(h2og_cache * cache, int32_t seq);
 H2OG_API int32_t h2og_state_save(h2og_cache * cache, int32_t seq, uint8_t * out, int64_t size);

@@ -1,10 +1,8 @@
 // The C edge: checks arguments, catches everything.
-#include "h2og.h"
+#include "api.h"
 
 #include "layers.h"
-#include "rows.h"
 #include "session.h"
-#include "state.h"
 
 #include <algorithm>
 
@@ -17,38 +15,9 @@
 
 using namespace h2og;
 
-// A group of a context.  The first owns the others.
-struct h2og_cache {
-    std::shared_ptr<h2og_state> state;
-    std::vector<std::unique_ptr<h2og_cache>> others;
-};
-
 namespace {
 
 thread_local std::string last_error;
-
-h2og_state & state_of(h2og_cache * cache) {
-    if (cache == nullptr) {
-        fail(H2OG_INVALID, "the cache is NULL");
-    }
-    cache->state->require_context();
-    return *cache->state;
-}
-
-// For calls that change the cache, or use llama.cpp.
-h2og_state & idle_state_of(h2og_cache * cache) {
-    h2og_state & state = state_of(cache);
-    if (state.first->in_callback) {
-        fail(H2OG_INVALID, "a policy or an observer must not change the cache it is shown");
-    }
-    return state;
-}
-
-void require_pointer(const void * p, const char * name) {
-    if (p == nullptr) {
-        fail(H2OG_INVALID, "%s is NULL", name);
-    }
-}
 
 // Makes ctx and its caches know the state, or forget it.
 void install(llama_context & ctx, const h2og_state & state, h2og_state * value) {
@@ -61,12 +30,32 @@ void install(llama_context & ctx, const h2og_state & state, h2og_state * value) 
     }
 }
 
-int32_t read_layer(h2og_cache * cache, int32_t seq, int32_t layer, float * out, bool is_v);
-
 } // namespace
 
 void h2og::set_last_error(const std::string & text) {
     last_error = text;
+}
+
+h2og_state & h2og::state_of(h2og_cache * cache) {
+    if (cache == nullptr) {
+        fail(H2OG_INVALID, "the cache is NULL");
+    }
+    cache->state->require_context();
+    return *cache->state;
+}
+
+h2og_state & h2og::idle_state_of(h2og_cache * cache) {
+    h2og_state & state = state_of(cache);
+    if (state.first->in_callback) {
+        fail(H2OG_INVALID, "a policy or an observer must not change the cache it is shown");
+    }
+    return state;
+}
+
+void h2og::require_pointer(const void * p, const char * name) {
+    if (p == nullptr) {
+        fail(H2OG_INVALID, "%s is NULL", name);
+    }
 }
 
 const char * h2og_version(void) {
@@ -78,7 +67,8 @@ const char * h2og_last_error(void) {
 }
 
 h2og_params h2og_default_params(void) {
-    return { /*budget*/ 0, /*block*/ 64, H2OG_ATTENTION_AUTO, /*n_pos_max*/ 0, /*decay*/ 1.0f, /*is_scored*/ 1 };
+    return { /*budget*/ 0, /*block*/ 64, H2OG_ATTENTION_AUTO, /*n_pos_max*/ 0, /*decay*/ 1.0f, /*is_scored*/ 1,
+             /*n_observed*/ 0 };
 }
 
 int32_t h2og_check(llama_context * ctx) {
@@ -202,7 +192,8 @@ int32_t h2og_get_info(h2og_cache * cache, h2og_info * out) {
         }
         const Layer & layer = s.layers[0];
         *out = { s.n_layer, s.n_head_kv, s.n_cells, s.n_stream, s.head_dim_k, s.head_dim_v,
-                 layer.k->type, layer.v != nullptr ? layer.v->type : layer.k->type, s.n_pos_max, s.can_renumber, bytes };
+                 layer.k->type, layer.v != nullptr ? layer.v->type : layer.k->type, s.n_pos_max, s.can_renumber, bytes,
+                 s.queries != nullptr ? s.queries->bytes() : 0 };
         return H2OG_OK;
     });
 }
@@ -296,14 +287,6 @@ int32_t h2og_rollback_min(h2og_cache * cache, int32_t seq) {
     });
 }
 
-int32_t h2og_read_keys(h2og_cache * cache, int32_t seq, int32_t layer, float * out) {
-    return guarded([&]() -> int32_t { return read_layer(cache, seq, layer, out, false); });
-}
-
-int32_t h2og_read_values(h2og_cache * cache, int32_t seq, int32_t layer, float * out) {
-    return guarded([&]() -> int32_t { return read_layer(cache, seq, layer, out, true); });
-}
-
 int64_t h2og_state_size(h2og_cache * cache, int32_t seq) {
     return guarded([&]() -> int64_t {
         h2og_state & s = idle_state_of(cache);
@@ -328,22 +311,3 @@ int32_t h2og_state_load(h2og_cache * cache, int32_t seq, const uint8_t * data, i
         return H2OG_OK;
     });
 }
-
-namespace {
-
-int32_t read_layer(h2og_cache * cache, int32_t seq, int32_t layer, float * out, bool is_v) {
-    require_pointer(out, "out");
-    h2og_state & s = idle_state_of(cache);
-    const int32_t stream = s.stream_of(seq);
-    if (layer < 0 || layer >= s.n_layer) {
-        fail(H2OG_INVALID, "layer %d does not exist: there are %d", layer, s.n_layer);
-    }
-    if (is_v && s.layers[layer].v == nullptr) {
-        fail(H2OG_UNSUPPORTED, "the values of this model are part of its keys (MLA)");
-    }
-    s.settle();
-    s.read_heads(stream, layer, is_v, out);
-    return H2OG_OK;
-}
-
-} // namespace

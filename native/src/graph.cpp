@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <iterator>
 #include <memory>
 
@@ -21,9 +22,12 @@ struct Node {
     Attention shape;                        // sizes, types and scales; pointers are filled in when it is computed
     std::unique_ptr<FusedAttention> fused;  // nullptr: reference
     float * scores = nullptr;               // of the first stream of the graph; nullptr: none wanted
+    ggml_tensor * queries = nullptr;        // recorded queries; nullptr: none wanted
+    int32_t stream = 0;                     // the first of the graph
+    const std::vector<int64_t> * slots = nullptr;
 };
 
-// The input of every graph built while attached: query weights, fading, and the renumbered positions.
+// The input of every graph built while attached: query weights, fading, where queries are recorded, renumbered positions.
 class Input : public llm_graph_input_i {
 public:
     Input(h2og_state & state, llm_graph_result & res, const llama_ubatch & ubatch) :
@@ -42,6 +46,8 @@ public:
 
     ggml_tensor * weights = nullptr;  // float32 [n_query, n_stream]
     ggml_tensor * fade    = nullptr;  // float32 [n_stream]
+    std::vector<int64_t> slots;       // [n_stream][n] rows that the newest n queries are recorded in
+    ggml_tensor * slots_in = nullptr; // int64 [n, n_stream], the same for llama.cpp's operators
     std::vector<std::unique_ptr<Node>> nodes;
 };
 
@@ -67,6 +73,19 @@ void Input::set_input(const llama_ubatch * ubatch) {
         }
         ggml_backend_tensor_set(weights, w.data(), 0, w.size()*sizeof(float));
         ggml_backend_tensor_set(fade,    f.data(), 0, f.size()*sizeof(float));
+    }
+
+    if (weights != nullptr && state.queries != nullptr) {
+        const int32_t n = int32_t(weights->ne[0]), n_stream = int32_t(weights->ne[1]);
+        const int32_t n_slot = std::min(n, state.queries->n);
+        slots.resize(size_t(n_stream)*n_slot);
+        for (int32_t s = 0; s < n_stream; ++s) {
+            const int32_t stream = ubatch->seq_id[s*n][0];
+            state.queries->place(stream, ubatch->pos + s*n, n, state.streams[stream].rope_shift, slots.data() + s*n_slot);
+        }
+        if (slots_in != nullptr) {
+            ggml_backend_tensor_set(slots_in, slots.data(), 0, slots.size()*sizeof(slots[0]));
+        }
     }
 
     // llama.cpp has just written the sequence's positions; RoPE gets the renumbered ones, which all groups share.
@@ -149,9 +168,29 @@ Attention bind(const Node & node, ggml_tensor * const * src) {
     return a;
 }
 
+// Each thread copies some of the queries that are recorded.
+void record(const Node & node, const Attention & a, int ith, int nth) {
+    if (node.queries == nullptr) {
+        return;
+    }
+    const ggml_tensor & rows = *node.queries;
+    const std::vector<int64_t> & slots = *node.slots;
+    const size_t n = slots.size()/a.n_stream;
+    for (size_t i = ith; i < slots.size(); i += nth) {
+        const size_t s = i/n, t = a.n_query - n + i % n;
+        char * row = static_cast<char *>(rows.data) + (node.stream + s)*rows.nb[2] + slots[i]*rows.nb[1];
+        for (int32_t h = 0; h < a.n_head; ++h) {
+            const size_t bytes = a.head_dim_k*sizeof(float);
+            memcpy(row + h*bytes, a.q + s*a.q_stream + h*a.q_head + t*a.q_query, bytes);
+        }
+    }
+}
+
 void compute_attend(ggml_tensor * dst, int ith, int nth, void * userdata) {
     const Node & node = *static_cast<const Node *>(userdata);
-    node.fused->attend(bind(node, dst->src), static_cast<float *>(dst->data), ith, nth);
+    const Attention a = bind(node, dst->src);
+    node.fused->attend(a, static_cast<float *>(dst->data), ith, nth);
+    record(node, a, ith, nth);
 }
 
 void compute_combine(ggml_tensor * dst, int ith, int nth, void * userdata) {
@@ -166,6 +205,7 @@ void compute_reference(ggml_tensor * dst, int ith, int, void * userdata) {
         Attention a = bind(*static_cast<const Node *>(userdata), dst->src);
         a.out = static_cast<float *>(dst->data);
         attention_reference(a);
+        record(*static_cast<const Node *>(userdata), a, 0, 1);
     }
 }
 
@@ -194,6 +234,21 @@ void watch(const llm_graph_context & g, Input & in, const Layer & layer, int32_t
     ggml_tensor * old = ggml_view_3d(ctx, t, n_kv, n_head_kv, n_stream, t->nb[1], t->nb[2], stream*t->nb[2]);
     ggml_tensor * sum = ggml_add(ctx, ggml_mul(ctx, old, ggml_reshape_3d(ctx, in.fade, 1, 1, n_stream)), p);
     ggml_build_forward_expand(g.gf, ggml_cpy(ctx, sum, old));
+}
+
+// Adds nodes that record queries with llama.cpp's operators.
+void record(const llm_graph_context & g, Input & in, ggml_tensor * rows, int32_t stream, ggml_tensor * q) {
+    ggml_context * ctx = g.ctx0;
+    const int64_t n_query = q->ne[1], n_head = q->ne[2], n_stream = q->ne[3], n = std::min(n_query, rows->ne[1]);
+    if (in.slots_in == nullptr) {
+        in.slots_in = ggml_new_tensor_2d(ctx, GGML_TYPE_I64, n, n_stream);
+        ggml_set_input(in.slots_in);
+    }
+    ggml_tensor * newest = ggml_view_4d(ctx, q, q->ne[0], n_head, n, n_stream, q->nb[2], q->nb[1], q->nb[3],
+                                        (n_query - n)*q->nb[1]);
+    newest = ggml_cont_3d(ctx, newest, rows->ne[0], n, n_stream);
+    rows = ggml_view_3d(ctx, rows, rows->ne[0], rows->ne[1], n_stream, rows->nb[1], rows->nb[2], stream*rows->nb[2]);
+    ggml_build_forward_expand(g.gf, ggml_set_rows(ctx, rows, newest, in.slots_in));
 }
 
 } // namespace
@@ -228,11 +283,22 @@ ggml_tensor * h2og_build_attention(
         softcap  = g.hparams.f_attn_logit_softcapping;
     }
 
+    ggml_tensor * queries = nullptr;
+    if (layer->il == il) {  // and no other layer that uses its cache
+        layer->scale   = kq_scale;
+        layer->softcap = softcap;
+        layer->sinks   = sinks;
+        queries = state.queries != nullptr ? state.queries->tensor(int32_t(layer - state.layers.data())) : nullptr;
+    }
+
     const bool is_fused = state.params.attention == H2OG_ATTENTION_FUSED ||
         (state.params.attention == H2OG_ATTENTION_AUTO && layer->is_host);
     if (!is_fused && state.params.attention != H2OG_ATTENTION_REFERENCE) {
         if (state.params.is_scored) {
             watch(g, in, *layer, stream, q, k, kq_mask, sinks, kq_scale, softcap);
+        }
+        if (queries != nullptr) {
+            record(g, in, queries, stream, q);
         }
         return nullptr;
     }
@@ -266,6 +332,9 @@ ggml_tensor * h2og_build_attention(
     if (state.params.is_scored) {
         node->scores = static_cast<float *>(layer->scores->data) + stream*(layer->scores->nb[2]/sizeof(float));
     }
+    node->queries = queries;
+    node->stream  = stream;
+    node->slots   = &in.slots;
     a.scores = node->scores;
     a.scores_head   = layer->scores->nb[1]/sizeof(float);
     a.scores_stream = layer->scores->nb[2]/sizeof(float);

@@ -28,7 +28,7 @@ void turn_keys(const llama_context & ctx, const llama_kv_cache & cache, const Ro
     const auto & hparams = ctx.get_model().hparams;
     const int64_t head_dim = hparams.n_embd_head_k(il);
     const int64_t n_rot    = r.n_dims;
-    const int64_t begin    = hparams.n_lora_kv > 0 ? head_dim - n_rot : r.offset;  // MLA: the rotated part comes last
+    const int64_t begin    = first_rotated(r, int32_t(head_dim), hparams.n_lora_kv > 0);
     // YaRN also scales what it rotates; the keys have that factor already, so here it must be 1.
     const float attn_factor = r.ext_factor != 0.0f ? 1.0f/(1.0f + 0.1f*logf(1.0f/r.freq_scale)) : 1.0f;
 

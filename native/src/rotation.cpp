@@ -1,5 +1,9 @@
 #include "rotation.h"
 
+#include "ggml-backend.h"
+
+#include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <initializer_list>
 
@@ -83,6 +87,47 @@ Rotation search(const ggml_tensor * node, int depth) {
 
 Rotation find_rotation(const ggml_tensor * q) {
     return search(q, 0);
+}
+
+int32_t first_rotated(const Rotation & r, int32_t head_dim, bool is_mla) {
+    return is_mla ? head_dim - r.n_dims : r.offset;
+}
+
+// As ggml computes it: each pair turns slower than the one before by a constant factor; factors of the model slow it down
+// further, and so does a scale, which YaRN mixes in from the fast pairs to the slow ones.
+std::vector<Pair> pairs_of(const Rotation & r, int32_t begin) {
+    if (r.kind != Rotation::ROPE) {
+        return {};
+    }
+    const int32_t n = r.n_dims/2;
+    std::vector<float> factors(n, 1.0f);
+    if (r.factors != nullptr) {
+        ggml_backend_tensor_get(r.factors, factors.data(), 0, n*sizeof(float));
+    }
+    float mixed[2];  // the pairs between which YaRN goes over from one to the other; of no effect without it
+    ggml_rope_yarn_corr_dims(r.n_dims, r.n_ctx_orig, r.freq_base, r.beta_fast, r.beta_slow, mixed);
+    const float slower = powf(r.freq_base, -2.0f/r.n_dims);
+
+    std::vector<Pair> pairs;
+    float angle = 1.0f;
+    for (int32_t i = 0; i < n; ++i, angle *= slower) {
+        const float ramp  = 1.0f - std::clamp((i - mixed[0])/std::max(0.001f, mixed[1] - mixed[0]), 0.0f, 1.0f);
+        const float scale = r.freq_scale + (1.0f - r.freq_scale)*r.ext_factor*ramp;
+        const bool is_neox = r.mode == GGML_ROPE_TYPE_NEOX;
+        pairs.push_back({ begin + (is_neox ? i : 2*i), begin + (is_neox ? i + n : 2*i + 1), double(scale)*angle/factors[i] });
+    }
+    return pairs;
+}
+
+void turn(float * head, const std::vector<Pair> & pairs, int32_t by) {
+    if (by == 0) {
+        return;
+    }
+    for (const Pair & p : pairs) {
+        const double x = head[p.first], y = head[p.second], c = std::cos(by*p.angle), s = std::sin(by*p.angle);
+        head[p.first]  = float(x*c - y*s);
+        head[p.second] = float(x*s + y*c);
+    }
 }
 
 } // namespace h2og

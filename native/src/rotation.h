@@ -3,6 +3,9 @@
 
 #include "ggml.h"
 
+#include <cstdint>
+#include <vector>
+
 namespace h2og {
 
 struct Rotation {
@@ -21,5 +24,17 @@ struct Rotation {
 
 // q: the queries of a layer as they enter attention.
 Rotation find_rotation(const ggml_tensor * q);
+
+// The first element of a head that is rotated; with MLA the rotated part comes last.
+int32_t first_rotated(const Rotation & r, int32_t head_dim, bool is_mla);
+
+// Two elements of a head, and the angle in radians that one position turns them by.
+struct Pair { int32_t first, second; double angle; };
+
+// All of a layer's, begin being its first rotated element; none if it does not rotate.
+std::vector<Pair> pairs_of(const Rotation & r, int32_t begin);
+
+// Turns a head by so many positions.
+void turn(float * head, const std::vector<Pair> & pairs, int32_t by);
 
 } // namespace h2og

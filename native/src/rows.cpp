@@ -144,9 +144,6 @@ ggml_backend_t backend_of(const llama_context & ctx, const ggml_tensor * tensor)
     return host;
 }
 
-namespace {
-
-// Multiplies each run of n floats with the symmetric n x n matrix that llama.cpp rotated it with; it is its own inverse.
 void undo_hadamard(float * data, size_t size, const std::vector<float> & matrix, int64_t n) {
     std::vector<float> out(n);
     for (float * run = data; run < data + size; run += n) {
@@ -160,8 +157,6 @@ void undo_hadamard(float * data, size_t size, const std::vector<float> & matrix,
         std::copy(out.begin(), out.end(), run);
     }
 }
-
-} // namespace
 
 const std::vector<float> * hadamard_of(const llama_kv_cache & cache, bool is_v, int64_t & n) {
     if (!(is_v ? h2og_access::rotates_v(cache) : h2og_access::rotates_k(cache))) {
@@ -179,6 +174,14 @@ const std::vector<float> * hadamard_of(const llama_kv_cache & cache, bool is_v, 
 void h2og_state::read_heads(int32_t stream, int32_t layer, bool is_v, float * out) const {
     const h2og::Layer & l = layers[layer];
     const int32_t head_dim = is_v ? head_dim_v : head_dim_k;
+    if (is_v && l.v == nullptr) {  // MLA: the first part of the keys
+        std::vector<float> keys(size_t(n_head_kv)*n_cells*head_dim_k);
+        read_heads(stream, layer, false, keys.data());
+        for (int32_t row = 0; row < n_head_kv*n_cells; ++row) {
+            std::copy_n(keys.data() + size_t(row)*head_dim_k, head_dim, out + size_t(row)*head_dim);
+        }
+        return;
+    }
     h2og::read_rows({ is_v ? l.v : l.k, n_head_kv, head_dim, is_v && h2og_access::v_trans(*cache) }, stream, out);
     int64_t n = 0;
     if (const auto * matrix = h2og::hadamard_of(*cache, is_v, n)) {

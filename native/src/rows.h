@@ -33,6 +33,9 @@ void read_rows(const RowLayout & rows, int32_t stream, float * out);
 // The n x n Hadamard matrix that llama.cpp multiplies this cache's keys (or values) with; nullptr if it does not.
 const std::vector<float> * hadamard_of(const llama_kv_cache & cache, bool is_v, int64_t & n);
 
+// Multiplies each run of n floats with the symmetric n x n matrix that llama.cpp rotated it with; it is its own inverse.
+void undo_hadamard(float * data, size_t size, const std::vector<float> & matrix, int64_t n);
+
 // The backend of ctx that computes on this tensor's buffer.
 ggml_backend_t backend_of(const llama_context & ctx, const ggml_tensor * tensor);
 

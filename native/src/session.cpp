@@ -1,4 +1,4 @@
-// What a saved llama.cpp state lacks: cells, positions, scores and counters, in the order llama.cpp saves its cells.
+// What a saved llama.cpp state lacks: cells, positions, scores, counters and recorded queries, in the order llama.cpp saves its cells.
 #include "rows.h"
 #include "state.h"
 
@@ -11,7 +11,7 @@ namespace h2og {
 namespace {
 
 constexpr uint32_t MAGIC = 0x474F3248;  // "H2OG"
-constexpr uint32_t VERSION = 2;
+constexpr uint32_t VERSION = 3;
 
 struct Header {
     uint32_t magic, version;
@@ -19,9 +19,18 @@ struct Header {
     int32_t  rope_shift, exact_from;
     int32_t  n_cells, search_from;  // of the cache that was saved; search_from: where llama.cpp looks for free cells
     int64_t  n_evicted, n_evictions, n_rebases;
+    int32_t  n_query, n_query_floats;  // recorded queries, and what all layers have of each
 };
 
 struct Entry { int32_t pos, rope_pos; float score; };
+
+int32_t query_floats(const h2og_state & state) {
+    int32_t n = 0;
+    for (const Layer & layer : state.layers) {
+        n += layer.n_head*state.head_dim_k;
+    }
+    return n;
+}
 
 std::vector<int32_t> occupied(const h2og_state & state, int32_t s) {
     std::vector<int32_t> cells;
@@ -33,8 +42,13 @@ std::vector<int32_t> occupied(const h2og_state & state, int32_t s) {
     return cells;
 }
 
-size_t size_of(const h2og_state & state, int32_t n_used) {
-    return sizeof(Header) + size_t(n_used)*sizeof(int32_t) + size_t(state.n_layer)*state.n_head_kv*n_used*sizeof(Entry);
+size_t size_of(const h2og_state & state, int32_t n_used, int32_t n_query) {
+    return sizeof(Header) + size_t(n_used)*sizeof(int32_t) + size_t(state.n_layer)*state.n_head_kv*n_used*sizeof(Entry) +
+        size_t(n_query)*(sizeof(Query) + query_floats(state)*sizeof(float));
+}
+
+std::vector<Query> recorded(const h2og_state & state, int32_t s) {
+    return state.queries != nullptr ? state.queries->held(s) : std::vector<Query>{};
 }
 
 // llama.cpp restores cells side by side from the first on. Moves them to where they were, so that every sum runs in the
@@ -63,11 +77,29 @@ void put_back(h2og_state & state, int32_t s, const std::vector<int32_t> & now, c
     state.follow_books(s);
 }
 
+// Without saved queries, or with none recorded here, the rings stay empty.
+void load_queries(h2og_state & state, int32_t s, const Header & header, const uint8_t * data) {
+    if (state.queries == nullptr) {
+        return;
+    }
+    std::vector<Query> queries(header.n_query);
+    memcpy(queries.data(), data, queries.size()*sizeof(Query));
+    data += queries.size()*sizeof(Query);
+    state.queries->restore(s, queries);
+    std::vector<float> rows;
+    for (int32_t j = 0; j < state.n_layer; ++j) {
+        rows.resize(queries.size()*state.layers[j].n_head*state.head_dim_k);
+        memcpy(rows.data(), data, rows.size()*sizeof(float));
+        data += rows.size()*sizeof(float);
+        state.queries->write(s, j, rows.data(), header.n_query);
+    }
+}
+
 } // namespace
 
 int64_t state_size(h2og_state & state, int32_t s) {
     state.follow_books(s);
-    return int64_t(size_of(state, state.streams[s].n_used));
+    return int64_t(size_of(state, state.streams[s].n_used, int32_t(recorded(state, s).size())));
 }
 
 void state_save(h2og_state & state, int32_t s, uint8_t * out, int64_t size) {
@@ -76,9 +108,10 @@ void state_save(h2og_state & state, int32_t s, uint8_t * out, int64_t size) {
         fail(H2OG_INVALID, "the saved state takes %lld bytes, not %lld", (long long) state_size(state, s), (long long) size);
     }
     const Stream & st = state.streams[s];
+    const auto queries = recorded(state, s);
     const Header header = { MAGIC, VERSION, state.n_layer, state.n_head_kv, st.n_used, st.n_past,
                             st.rope_shift, st.exact_from, state.n_cells, int32_t(h2og_access::search_from(*state.cache, s)),
-                            st.n_evicted, st.n_evictions, st.n_rebases };
+                            st.n_evicted, st.n_evictions, st.n_rebases, int32_t(queries.size()), query_floats(state) };
     memcpy(out, &header, sizeof(header));
     out += sizeof(header);
     const auto cells = occupied(state, s);
@@ -92,6 +125,17 @@ void state_save(h2og_state & state, int32_t s, uint8_t * out, int64_t size) {
                 memcpy(out, &e, sizeof(e));
                 out += sizeof(e);
             }
+        }
+    }
+    if (!queries.empty()) {
+        memcpy(out, queries.data(), queries.size()*sizeof(Query));
+        out += queries.size()*sizeof(Query);
+        std::vector<float> rows;
+        for (int32_t j = 0; j < state.n_layer; ++j) {
+            rows.resize(queries.size()*state.layers[j].n_head*state.head_dim_k);
+            state.queries->read(s, j, rows.data());
+            memcpy(out, rows.data(), rows.size()*sizeof(float));
+            out += rows.size()*sizeof(float);
         }
     }
 }
@@ -111,14 +155,19 @@ void state_load(h2og_state & state, int32_t s, const uint8_t * data, int64_t siz
         fail(H2OG_STATE, "the saved state has %d layers of %d KV heads, this cache %d of %d",
              header.n_layer, header.n_head_kv, state.n_layer, state.n_head_kv);
     }
+    if (header.n_query < 0 || (header.n_query > 0 && header.n_query_floats != query_floats(state))) {
+        fail(H2OG_STATE, "the saved state has %d queries of %d numbers, this cache's have %d", header.n_query,
+             header.n_query_floats, query_floats(state));
+    }
     auto cells = occupied(state, s);
     Stream & st = state.streams[s];
     if (header.n_used != st.n_used || header.n_past != st.n_past || header.n_used != int32_t(cells.size())) {
         fail(H2OG_STATE, "the saved state has %d entries up to position %d, llama.cpp restored %d up to %d",
              header.n_used, header.n_past, st.n_used, st.n_past);
     }
-    if (size != int64_t(size_of(state, header.n_used))) {
-        fail(H2OG_STATE, "the saved state has %lld bytes instead of %zu", (long long) size, size_of(state, header.n_used));
+    const size_t expected = size_of(state, header.n_used, header.n_query);
+    if (size != int64_t(expected)) {
+        fail(H2OG_STATE, "the saved state has %lld bytes instead of %zu", (long long) size, expected);
     }
     data += sizeof(header);
     std::vector<int32_t> before(cells.size());
@@ -146,6 +195,7 @@ void state_load(h2og_state & state, int32_t s, const uint8_t * data, int64_t siz
             }
         }
     }
+    load_queries(state, s, header, data);
     st.rope_shift  = header.rope_shift;
     st.window_shift.assign(state.window != nullptr ? h2og_access::layers(*state.window).size() : 0, header.rope_shift);
     st.exact_from  = header.exact_from;

@@ -143,7 +143,8 @@ h2og_state::h2og_state(llama_context & ctx, const Caches & caches, const h2og_pa
 
     for (const auto & layer : kv_layers) {
         layer_ids.push_back(int32_t(layer.il));
-        layers.push_back({ int32_t(layer.il), layer.k, layer.v, nullptr, ggml_backend_buffer_is_host(layer.k->buffer) });
+        layers.push_back({ int32_t(layer.il), layer.k, layer.v, nullptr, ggml_backend_buffer_is_host(layer.k->buffer),
+                           int32_t(hparams.n_head(layer.il)) });
         if (layers.back().is_host && (layers.size() == 1 || layers[layers.size() - 2].k->buffer != layer.k->buffer)) {
             prefer_large_pages(ggml_backend_buffer_get_base(layer.k->buffer), ggml_backend_buffer_get_size(layer.k->buffer));
         }
@@ -199,6 +200,13 @@ void h2og_state::set_params(const h2og_params & wanted) {
             fail(H2OG_INVALID, "the sliding-window layers got %u cells and need %u (window + ubatch): create the context with "
                  "n_ctx of at least %u", window->get_size(), need, need);
         }
+    }
+    if (wanted.n_observed < 0) {
+        fail(H2OG_INVALID, "n_observed is %d, and must not be negative", wanted.n_observed);
+    }
+    if (wanted.n_observed != (queries != nullptr ? queries->n : 0)) {
+        ctx->synchronize();  // who may still write to the old ones
+        queries = wanted.n_observed > 0 ? std::make_unique<Queries>(*this, wanted.n_observed) : nullptr;
     }
     params = wanted;
     const auto & hparams = ctx->get_model().hparams;
@@ -288,6 +296,9 @@ void h2og_state::follow_books(int32_t stream) {
             }
             clear_entry(stream, cell);
             changed_scores = true;
+            if (queries != nullptr) {
+                queries->drop(stream, s.books[cell]);
+            }
         }
         s.books[cell] = p;
         if (p == -1) {
@@ -315,6 +326,9 @@ void h2og_state::forget(int32_t stream) {
     std::fill_n(rope_pos.begin() + begin, n, -1);
     std::fill_n(scores + begin, n, 0.0f);
     upload_scores(stream);
+    if (queries != nullptr) {
+        queries->clear(stream);
+    }
     streams[stream] = Stream{};
     streams[stream].books.assign(n_cells, -1);
 }
@@ -366,5 +380,8 @@ void h2og_state::copy_stream(int32_t from, int32_t to) {
     std::copy_n(rope_pos.begin() + index(from, 0, 0), n, rope_pos.begin() + index(to, 0, 0));
     std::copy_n(scores           + index(from, 0, 0), n, scores           + index(to, 0, 0));
     streams[to] = streams[from];
+    if (queries != nullptr) {
+        queries->copy(from, to);
+    }
     upload_scores(to);
 }

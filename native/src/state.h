@@ -7,6 +7,7 @@
 #include "access.h"
 #include "error.h"
 #include "h2og.h"
+#include "queries.h"
 #include "rotation.h"
 #include "rows.h"
 
@@ -21,6 +22,12 @@ struct Layer {
     ggml_tensor * v;               // [n_embd_v, n_cells, n_stream]; nullptr where V is part of K (MLA)
     ggml_tensor * scores;          // float32 [n_cells, n_head_kv, n_stream] on the layer's device
     bool          is_host;
+    int32_t       n_head;          // query heads
+
+    // Read from the graph.
+    float         scale   = 1.0f;
+    float         softcap = 0.0f;        // 0: none
+    const ggml_tensor * sinks = nullptr; // float32 [n_head], of the model
 };
 
 // One sequence.
@@ -93,6 +100,13 @@ struct h2og_state {
     // Keys or values of a layer as the attention sees them: float32 out[n_head_kv][n_cells][head_dim].
     void read_heads(int32_t stream, int32_t layer, bool is_v, float * out) const;
 
+    // The newest queries of a layer as the attention would see them now, beside the present keys, oldest first, 0 where there
+    // are none yet: float32 out[n_observed][n_head][head_dim_k].  Only while queries are recorded.
+    void read_queries(int32_t stream, int32_t layer, float * out) const;
+
+    // How a model layer of the evicted cache rotates.
+    std::vector<h2og::Pair> pairs_of(int32_t il) const;
+
     int32_t stream_of(int32_t seq) const;
 
     size_t  index(int32_t stream, int32_t layer, int32_t head) const {
@@ -119,6 +133,7 @@ struct h2og_state {
     std::vector<int32_t>      layer_ids;
     std::vector<h2og::Rotation> rotations;  // by model layer; of the first group
     std::vector<h2og::Stream> streams;
+    std::unique_ptr<h2og::Queries> queries;  // nullptr: none are recorded
 
     float *              scores = nullptr;  // [n_stream, n_layer, n_head_kv, n_cells]; host layers' tensors lie here
     std::vector<int32_t> pos;               // same shape

@@ -5,6 +5,8 @@
 // I3 cells from rollback_min on hold their own entry in every head; I4 a moved row is bit-identical.
 #include "walker.h"
 
+#include <cmath>
+
 namespace {
 
 // All groups of a context, the attached cache first.
@@ -33,7 +35,7 @@ void walk(llama_model & model, const tiny::Options & o, int32_t attention, bool 
     const int32_t block = 16;
     RandomPolicy policy;
     policy.n_recent = 24;
-    h2og_params params = { 100, block, attention, 0, 0.99f, is_scored };
+    h2og_params params = { 100, block, attention, 0, 0.99f, is_scored, N_OBSERVED };
     h2og_cache * cache = nullptr;
     CHECK(h2og_attach(ctx.get(), &params, &cache) == H2OG_OK, "%s", h2og_last_error());
     const auto groups = groups_of(cache);
@@ -51,7 +53,7 @@ void walk(llama_model & model, const tiny::Options & o, int32_t attention, bool 
     std::vector<std::vector<Walker>> walkers(o.n_seq);  // by sequence and group
     for (uint32_t s = 0; s < o.n_seq; ++s) {
         for (size_t i = 0; i < groups.size(); ++i) {
-            walkers[s].push_back({ *ctx, groups[i], int32_t(s), i, {}, {} });
+            walkers[s].push_back({ *ctx, groups[i], int32_t(s), i, {}, {}, {}, {} });
         }
     }
     auto * memory = llama_get_memory(ctx.get());
@@ -95,7 +97,8 @@ void walk(llama_model & model, const tiny::Options & o, int32_t attention, bool 
             default: {
                 const int32_t n = rng() % 3 == 0 ? 1 + int32_t(rng() % o.n_ubatch) : 1;
                 CHECK(tiny::decode(*ctx, tiny::random_tokens(rng, n), w.seq) == 0, "%s", h2og_last_error());
-                for (const Walker & any : sequence) {
+                for (Walker & any : sequence) {
+                    any.decoded(v.n_past, n);
                     CHECK(any.view().n_used <= budgets[any.group] + std::max(block, n), "%d entries", any.view().n_used);
                 }
             }
@@ -104,6 +107,7 @@ void walk(llama_model & model, const tiny::Options & o, int32_t attention, bool 
         for (auto & other : walkers) {
             for (Walker & any : other) {
                 any.check(keys_turned && &other == &sequence);
+                any.check_queries(keys_turned && &other == &sequence);
                 CHECK(h2og_rollback_min(any.cache, any.seq) == h2og_rollback_min(cache, any.seq), "groups roll back alike");
             }
         }
@@ -114,12 +118,12 @@ void walk(llama_model & model, const tiny::Options & o, int32_t attention, bool 
 // A bad victim is refused with words, and nothing has changed.
 void refuses_bad_victims(llama_model & model) {
     const auto ctx = tiny::make_context(model, {});
-    const h2og_params params = { 100, 16, H2OG_ATTENTION_AUTO, 0, 1.0f, 1 };
+    const h2og_params params = { 100, 16, H2OG_ATTENTION_AUTO, 0, 1.0f, 1, 0 };
     h2og_cache * cache = nullptr;
     CHECK(h2og_attach(ctx.get(), &params, &cache) == H2OG_OK, "%s", h2og_last_error());
     std::mt19937 rng(3);
     CHECK(tiny::decode(*ctx, tiny::random_tokens(rng, 20)) == 0, "%s", h2og_last_error());
-    Walker w = { *ctx, cache, 0, 0, {}, {} };
+    Walker w = { *ctx, cache, 0, 0, {}, {}, {}, {} };
     w.check();
     for (const std::array<int32_t, 2> bad : { std::array<int32_t, 2>{ 3, 3 }, { -1, 2 }, { 5, 255 }, { 1, 1000000 } }) {
         std::vector<int32_t> victims;
@@ -135,13 +139,19 @@ void refuses_bad_victims(llama_model & model) {
     h2og_detach(cache);
 }
 
-// A copied sequence is the same sequence, positions and scores included; part of one is not copied.
+std::vector<float> queries_of(h2og_cache * cache, int32_t seq, int32_t layer) {
+    std::vector<float> rows(size_t(N_OBSERVED)*tiny::N_HEAD*tiny::HEAD_DIM);
+    CHECK(h2og_read_queries(cache, seq, layer, rows.data()) == H2OG_OK, "%s", h2og_last_error());
+    return rows;
+}
+
+// A copied sequence is the same sequence, positions, scores and queries included; part of one is not copied.
 void copies_whole_sequences(llama_model & model, const std::vector<int32_t> & layer_cells) {
     tiny::Options o;
     o.n_seq = 2;
     o.layer_cells = layer_cells;
     const auto ctx = tiny::make_context(model, o);
-    const h2og_params params = { 60, 16, H2OG_ATTENTION_AUTO, 0, 1.0f, 1 };
+    const h2og_params params = { 60, 16, H2OG_ATTENTION_AUTO, 0, 1.0f, 1, N_OBSERVED };
     RandomPolicy policy;
     policy.n_recent = 24;
     h2og_cache * cache = nullptr;
@@ -177,6 +187,8 @@ void copies_whole_sequences(llama_model & model, const std::vector<int32_t> & la
                       "key of head %d, cell %d is not the copied one", head, cell);
             }
         }
+        const int32_t last = v.n_layer - 1;
+        CHECK(queries_of(group, 0, last) == queries_of(group, 1, last), "the queries are not the copied ones");
     }
     std::vector<float> logits[2];
     for (int32_t seq = 0; seq < 2; ++seq) {
@@ -194,12 +206,58 @@ void copies_whole_sequences(llama_model & model, const std::vector<int32_t> & la
     h2og_detach(cache);
 }
 
+// The queries of sequences that are computed together are those of each computed alone.
+void records_sequences_together(llama_model & model, int32_t attention) {
+    tiny::Options o;
+    o.n_seq = 3;
+    const h2og_params params = { 0, 16, attention, 0, 1.0f, 1, N_OBSERVED };
+    std::mt19937 rng(6);
+    const int32_t n_before[] = { 3, 9, 14 };  // so that the rings stand at different rows
+    std::vector<llama_token> tokens[3];
+    for (auto & t : tokens) {
+        t = tiny::random_tokens(rng, 30);
+    }
+    std::vector<float> rows[2][3];
+    for (const bool is_together : { false, true }) {
+        const auto ctx = tiny::make_context(model, o);
+        h2og_cache * cache = nullptr;
+        CHECK(h2og_attach(ctx.get(), &params, &cache) == H2OG_OK, "%s", h2og_last_error());
+        llama_batch batch = llama_batch_init(o.n_ubatch, 0, 1);
+        for (int32_t seq = 0; seq < 3; ++seq) {
+            const auto middle = tokens[seq].begin() + n_before[seq];
+            CHECK(tiny::decode(*ctx, { tokens[seq].begin(), middle }, seq) == 0, "%s", h2og_last_error());
+            if (!is_together) {
+                CHECK(tiny::decode(*ctx, { middle, middle + 10 }, seq) == 0, "%s", h2og_last_error());
+            }
+            for (int32_t i = 0; i < 10; ++i) {
+                const int32_t at = batch.n_tokens++;
+                batch.token[at]  = middle[i];
+                batch.pos[at]    = n_before[seq] + i;
+                batch.logits[at] = 0;
+                batch.n_seq_id[at]  = 1;
+                batch.seq_id[at][0] = seq;
+            }
+        }
+        CHECK(!is_together || llama_decode(ctx.get(), batch) == 0, "%s", h2og_last_error());
+        llama_batch_free(batch);
+        for (int32_t seq = 0; seq < 3; ++seq) {
+            rows[is_together][seq] = queries_of(cache, seq, N_LAYER - 1);
+        }
+        h2og_detach(cache);
+    }
+    for (int32_t seq = 0; seq < 3; ++seq) {
+        for (size_t i = 0; i < rows[0][seq].size(); ++i) {
+            CHECK(std::fabs(rows[0][seq][i] - rows[1][seq][i]) < 1e-3f, "a query of sequence %d differs", seq);
+        }
+    }
+}
+
 // Groups are borrowed: they end with the first, and are not detached or asked for groups themselves.
 void groups_end_with_the_first(llama_model & model) {
     tiny::Options o;
     o.layer_cells = { 256, 200 };
     auto ctx = tiny::make_context(model, o);
-    const h2og_params params = { 256, 16, H2OG_ATTENTION_AUTO, 0, 1.0f, 1 };
+    const h2og_params params = { 256, 16, H2OG_ATTENTION_AUTO, 0, 1.0f, 1, 0 };
     h2og_cache * cache = nullptr, * none = nullptr;
     CHECK(h2og_attach(ctx.get(), &params, &cache) == H2OG_OK, "%s", h2og_last_error());
     const auto groups = groups_of(cache);
@@ -226,7 +284,7 @@ void groups_end_with_the_first(llama_model & model) {
 
 // Handles and contexts may be freed in either order; a detached context goes on.
 void outlives(llama_model & model) {
-    const h2og_params params = { 100, 16, H2OG_ATTENTION_AUTO, 0, 1.0f, 1 };
+    const h2og_params params = { 100, 16, H2OG_ATTENTION_AUTO, 0, 1.0f, 1, 0 };
     auto ctx = tiny::make_context(model, {});
     h2og_cache * cache = nullptr, * second = nullptr;
     CHECK(h2og_attach(ctx.get(), &params, &cache) == H2OG_OK, "%s", h2og_last_error());
@@ -276,6 +334,8 @@ int main(int argc, char ** argv) {
     refuses_bad_victims(*model);
     copies_whole_sequences(*model, {});
     copies_whole_sequences(*model, { 256, 100 });
+    records_sequences_together(*model, H2OG_ATTENTION_AUTO);
+    records_sequences_together(*model, H2OG_ATTENTION_COMPOSED);
     groups_end_with_the_first(*model);
     outlives(*model);
     llama_backend_free();

@@ -9,7 +9,7 @@
 #include <map>
 #include <set>
 
-constexpr int32_t N_LAYER = 2;
+constexpr int32_t N_LAYER = 2, N_OBSERVED = 12;
 
 // Names random cells, never the newest n_recent positions.
 struct RandomPolicy {
@@ -46,6 +46,8 @@ struct Walker {
     size_t group;
     std::array<std::map<int32_t, std::pair<Row, Row>>, N_LAYER*tiny::N_HEAD_KV> shadow;  // position -> K row, V row
     std::map<int32_t, int32_t> own_cell;                                                 // position -> cell it was written to
+    std::vector<int32_t> recorded;                                                       // positions, the newest N_OBSERVED
+    std::array<std::map<int32_t, Row>, N_LAYER> queries;                                 // position -> query
 
     h2og_view view() const {
         h2og_view v;
@@ -109,7 +111,45 @@ struct Walker {
         }
     }
 
+    void decoded(int32_t first, int32_t n) {
+        for (int32_t p = first; p < first + n; ++p) {
+            recorded.push_back(p);
+        }
+        recorded.erase(recorded.begin(), recorded.end() - std::min(recorded.size(), size_t(N_OBSERVED)));
+    }
+
+    // Queries are those that were recorded first for their position, and the newest.
+    void check_queries(bool are_turned) {
+        std::vector<int32_t> pos(N_OBSERVED), expected(N_OBSERVED - recorded.size(), -1);
+        expected.insert(expected.end(), recorded.begin(), recorded.end());
+        CHECK(h2og_read_query_pos(cache, seq, pos.data()) == H2OG_OK, "%s", h2og_last_error());
+        CHECK(pos == expected, "queries up to position %d are recorded, expected up to %d", pos.back(), expected.back());
+        constexpr size_t width = size_t(tiny::N_HEAD)*tiny::HEAD_DIM;
+        std::vector<float> rows(N_OBSERVED*width);
+        const int32_t n_layer = view().n_layer;
+        for (int32_t j = 0; j < n_layer; ++j) {
+            CHECK(h2og_read_queries(cache, seq, j, rows.data()) == H2OG_OK, "%s", h2og_last_error());
+            std::map<int32_t, Row> now;
+            for (int32_t i = 0; i < N_OBSERVED; ++i) {
+                Row row(rows.begin() + i*width, rows.begin() + (i + 1)*width);
+                if (pos[i] == -1) {
+                    CHECK(row == Row(width), "there is no query, and yet it is not 0");
+                    continue;
+                }
+                const auto found = queries[j].find(pos[i]);
+                CHECK(row != Row(width) && (are_turned || found == queries[j].end() || found->second == row),
+                      "the query of position %d is another one", pos[i]);
+                now[pos[i]] = std::move(row);
+            }
+            queries[j] = std::move(now);
+        }
+    }
+
     void forget(int32_t from) {
+        recorded.erase(std::lower_bound(recorded.begin(), recorded.end(), from), recorded.end());
+        for (auto & of_layer : queries) {
+            of_layer.erase(of_layer.lower_bound(from), of_layer.end());
+        }
         for (auto & rows : shadow) {
             rows.erase(rows.lower_bound(from), rows.end());
         }

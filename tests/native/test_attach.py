@@ -137,18 +137,18 @@ def test_a_policy_only_looks(tmp_path: Path) -> None:
             for call in (
                 run.cache.rebase,
                 lambda: run.cache.make_room(4),
-                lambda: run.cache.keys(0),
                 run.cache.save,
             ):
                 with pytest.raises(H2OError) as error:
                     call()
                 refused.append(str(error.value))
+            assert run.cache.keys(0).any(), "reading is looking"
             return np.broadcast_to(np.arange(n, dtype=np.int32), (*run.cache.pos_shape, n))
 
         run.cache.pos_shape = run.cache.pos.shape[:2]
         run.cache.set_policy(meddling)
         run.feed(random_tokens(120), 30)
-        assert len(refused) >= 4 and all("must not change" in text for text in refused)
+        assert len(refused) >= 3 and all("must not change" in text for text in refused)
 
 
 @pytest.mark.parametrize("bad", [2**32 + 3, -1, 2.7, None, "3"])

@@ -10,30 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from harness import Run, kl, opened, policy_of, random_tokens
+from harness import ROTATED, WINDOWED, evict_positions, kl, opened, policy_of, random_tokens
 from tiny_models import build
 
 from h2o_gguf.policies import make
 
-# Every RoPE kind: plain, YaRN, linear, per-frequency factors, M-RoPE, partial, LongRoPE, NeoX, MLA.
-ROTATED = [
-    "llama", "llama-yarn", "llama-linear", "llama-rope-factors", "qwen2", "qwen2vl", "phi2", "phi3",
-    "phi3-longrope", "gptneox", "deepseek2", "deepseek2-mha",
-]  # fmt: skip
-WINDOWED = ["gemma3", "gemma2", "gpt-oss"]
 TOKENS = random_tokens(120)
 F32 = {"type_k": "f32", "type_v": "f32", "attention": "fused", "budget": 0}
-
-
-def evict_positions(run: Run, positions: list[int]) -> None:
-    """Evict these positions from every head."""
-    pos = run.cache.pos
-    victims = np.empty((*pos.shape[:2], len(positions)), np.int32)
-    for layer in range(pos.shape[0]):
-        for head in range(pos.shape[1]):
-            order = {int(p): cell for cell, p in enumerate(pos[layer, head]) if p >= 0}
-            victims[layer, head] = [order[p] for p in positions]
-    run.cache.evict(victims)
 
 
 @pytest.mark.parametrize("arch", ROTATED)

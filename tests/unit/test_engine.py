@@ -125,7 +125,12 @@ class FakeCache:
         pos[0, 0, : self.used()] = np.arange(self.n_evicted, len(self.context.seen))
         scores = np.zeros(pos.shape, np.float32)
         n_past = len(self.context.seen)
-        self.fn(SimpleNamespace(scores=scores, pos=pos, n_past=n_past, n_used=self.used(), layer_ids=(0,)), n)
+        self.fn(
+            SimpleNamespace(
+                scores=scores, pos=pos, n_past=n_past, n_used=self.used(), layer_ids=(0,), observation=None
+            ),
+            n,
+        )
         self.n_evicted += n
         return n
 
@@ -500,6 +505,7 @@ def test_a_policys_mistake_inside_the_decode_is_found_behind_the_native_code() -
         n_past=30,
         n_used=8,
         layer_ids=(0,),
+        observation=None,
     )
 
     def native_asks() -> None:
