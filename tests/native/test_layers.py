@@ -163,11 +163,13 @@ def test_equal_budgets_are_the_plain_cache_bit_for_bit(name: str, model: Path) -
 def test_equal_budgets_in_caches_of_their_own_are_the_plain_cache_bit_for_bit(model: Path) -> None:
     """Cells 100 and 101 are two caches of 256, with one budget: every part at work, and nothing different."""
     tokens = random_tokens(400)
-    options = {"n_ubatch": N_UBATCH, "block": BLOCK, "decay": make("h2o+", 48).decay}
+    options = {"n_ubatch": N_UBATCH, "block": BLOCK, "decay": make("h2o+", 48).decay, "n_observed": 6}
     with opened(model, budget=48, **options) as run:
         policy_of(run, make("h2o+", 48))
         expected = np.concatenate([run.feed(tokens[:300], N_UBATCH), run.feed(tokens[300:], 1)])
         pos, scores, n_rebases = run.cache.pos.copy(), run.cache.scores.copy(), run.cache.n_rebases
+        seen = run.cache.view().observation
+        queries, keys = [seen.queries(row) for row in range(4)], [seen.keys(row) for row in range(4)]
     cells = [100, 101, 100, 101]
     with opened(model, layer_cells=cells, budgets=dict.fromkeys(range(4), 48), **options) as run:
         policy_of(run, LayerBudgets([48] * 4))
@@ -177,6 +179,10 @@ def test_equal_budgets_in_caches_of_their_own_are_the_plain_cache_bit_for_bit(mo
         for group in run.cache.groups:
             rows = list(group.layer_ids)
             assert np.array_equal(group.pos, pos[rows]) and np.array_equal(group.scores, scores[rows])
+            seen = group.view().observation
+            for row, il in enumerate(rows):
+                assert np.array_equal(seen.queries(row), queries[il]) and seen.queries(row).any()
+                assert np.array_equal(seen.keys(row), keys[il])
     assert np.array_equal(expected, got)
 
 
