@@ -1,10 +1,7 @@
 // The attention node of a layer inside llama.cpp's graph: ours (fused or reference), or llama.cpp's own watched for scores.
-#include "attention.h"
+#include "graph-input.h"
 #include "h2og-hooks.h"
-#include "state.h"
 
-#include "llama-batch.h"
-#include "llama-graph.h"
 #include "llama-impl.h"
 
 #include <algorithm>
@@ -16,106 +13,6 @@
 using namespace h2og;
 
 namespace {
-
-// What a custom node needs besides its source tensors.  Owned by the graph's input object.
-struct Node {
-    Attention shape;                        // sizes, types and scales; pointers are filled in when it is computed
-    std::unique_ptr<FusedAttention> fused;  // nullptr: reference
-    float * scores = nullptr;               // of the first stream of the graph; nullptr: none wanted
-    ggml_tensor * queries = nullptr;        // recorded queries; nullptr: none wanted
-    int32_t stream = 0;                     // the first of the graph
-    const std::vector<int64_t> * slots = nullptr;
-};
-
-// The input of every graph built while attached: query weights, fading, where queries are recorded, renumbered positions.
-class Input : public llm_graph_input_i {
-public:
-    Input(h2og_state & state, llm_graph_result & res, const llama_ubatch & ubatch) :
-        state(state), res(res), version(state.version), n_tokens(ubatch.n_tokens) {}
-
-    void set_input(const llama_ubatch * ubatch) override;
-
-    bool can_reuse(const llm_graph_params & params) override {
-        return version == state.version && n_tokens == params.ubatch.n_tokens;
-    }
-
-    h2og_state & state;
-    llm_graph_result & res;
-    const int32_t  version;
-    const uint32_t n_tokens;
-
-    ggml_tensor * weights = nullptr;  // float32 [n_query, n_stream]
-    ggml_tensor * fade    = nullptr;  // float32 [n_stream]
-    std::vector<int64_t> slots;       // [n_stream][n] rows that the newest n queries are recorded in
-    ggml_tensor * slots_in = nullptr; // int64 [n, n_stream], the same for llama.cpp's operators
-    std::vector<std::unique_ptr<Node>> nodes;
-};
-
-void Input::set_input(const llama_ubatch * ubatch) {
-    for (const auto & node : nodes) {
-        if (node->fused != nullptr) {
-            node->fused->start();
-        }
-    }
-    if (weights != nullptr && weights->buffer != nullptr) {
-        // Within a ubatch the newer queries have faded less: weight w of query t counts w*decay^(n - 1 - t).
-        const float decay = state.params.decay;
-        const int64_t n = weights->ne[0], n_stream = weights->ne[1];
-        std::vector<float> w(n*n_stream), f(n_stream, powf(decay, float(n)));
-        for (int64_t s = 0; s < n_stream; ++s) {
-            for (int64_t t = 0; t < n; ++t) {
-                const int64_t i = s*n + t;
-                const size_t in_batch = ubatch->data ? size_t(ubatch->data->batch_idxs[i]) : size_t(i);
-                const auto & batch_weights = state.first->batch_weights;
-                const float q = in_batch < batch_weights.size() ? batch_weights[in_batch] : 1.0f;
-                w[i] = q*powf(decay, float(n - 1 - t));
-            }
-        }
-        ggml_backend_tensor_set(weights, w.data(), 0, w.size()*sizeof(float));
-        ggml_backend_tensor_set(fade,    f.data(), 0, f.size()*sizeof(float));
-    }
-
-    if (weights != nullptr && state.queries != nullptr) {
-        const int32_t n = int32_t(weights->ne[0]), n_stream = int32_t(weights->ne[1]);
-        const int32_t n_slot = std::min(n, state.queries->n);
-        slots.resize(size_t(n_stream)*n_slot);
-        for (int32_t s = 0; s < n_stream; ++s) {
-            const int32_t stream = ubatch->seq_id[s*n][0];
-            state.queries->place(stream, ubatch->pos + s*n, n, state.streams[stream].rope_shift, slots.data() + s*n_slot);
-        }
-        if (slots_in != nullptr) {
-            ggml_backend_tensor_set(slots_in, slots.data(), 0, slots.size()*sizeof(slots[0]));
-        }
-    }
-
-    // llama.cpp has just written the sequence's positions; RoPE gets the renumbered ones, which all groups share.
-    if (&state != state.first) {
-        return;
-    }
-    const bool is_shifted = std::any_of(state.streams.begin(), state.streams.end(),
-                                        [](const Stream & s) { return s.rope_shift != 0; });
-    if (!is_shifted || ubatch->pos == nullptr || !state.can_renumber) {
-        return;
-    }
-    for (auto & input : res.inputs) {
-        const auto * in = dynamic_cast<const llm_graph_input_pos *>(input.get());
-        if (in == nullptr || in->pos == nullptr || in->pos->buffer == nullptr) {
-            continue;
-        }
-        std::vector<int32_t> p(in->pos->ne[0]);
-        ggml_backend_tensor_get(in->pos, p.data(), 0, p.size()*sizeof(int32_t));
-        // M-RoPE has several sections of n_tokens each; the last of four is unused on text.
-        const size_t n_section = p.size()/n_tokens;
-        for (size_t k = 0; k < n_section; ++k) {
-            for (uint32_t t = 0; t < n_tokens; ++t) {
-                if (k < 3) {
-                    p[k*n_tokens + t] -= state.streams[ubatch->seq_id[t][0]].rope_shift;
-                }
-            }
-        }
-        ggml_backend_tensor_set(in->pos, p.data(), 0, p.size()*sizeof(int32_t));
-    }
-}
 
 Input & input_of(const llm_graph_context & graph, h2og_state & state) {
     for (auto & input : graph.res->inputs) {
