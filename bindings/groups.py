@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from h2o_gguf.bindings.cache import KVCache, NativeView
-from h2o_gguf.errors import BudgetError, StateFileError
+from h2o_gguf.errors import BudgetError, OptionError, StateFileError
 
 __all__ = ["GroupedCache"]
 
@@ -78,6 +78,10 @@ class GroupedCache:
     def _mean(self, numbers: Sequence[int]) -> int:
         n_layer = [group.n_layer for group in self.groups]
         return sum(n * number for n, number in zip(n_layer, numbers, strict=True)) // sum(n_layer)
+
+    def view(self) -> NativeView:
+        """Raise OptionError: layers of different sizes have no common view, each of the groups has its own."""
+        raise OptionError("the layers have caches of different sizes: ask each of the groups for its view")
 
     def rollback_min(self) -> int:
         """The smallest p for which removing every position >= p is exact in all groups."""

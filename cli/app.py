@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from h2o_gguf import __version__
-from h2o_gguf.cli import bench, chat, inspecting, models, run, summarize
+from h2o_gguf.cli import bench, chat, explaining, inspecting, models, run, summarize
 from h2o_gguf.cli.streams import prepare_streams
 
 __all__ = ["app", "run_app"]
@@ -42,6 +42,7 @@ def top(
 app.command("chat")(chat.chat)
 app.command("run")(run.run)
 app.command("summarize")(summarize.summarize)
+app.command("explain")(explaining.explain)
 app.command("inspect")(inspecting.inspect)
 app.command("bench")(bench.bench)
 app.add_typer(models.app, name="models")

@@ -88,6 +88,7 @@ def chat(
             seed=seed_of(sampling),
             max_tokens=max_tokens(sampling),
             pin=pinned_spans(cache),
+            records=True,
         )
         messages: MessageInput = LineInput()
         if is_terminal:

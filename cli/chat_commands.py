@@ -7,17 +7,21 @@ import os
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from h2o_gguf.cli.chat_settings import change_setting, show_settings
 from h2o_gguf.cli.conversation import Conversation
+from h2o_gguf.cli.interrupt import cancel_on_interrupt
+from h2o_gguf.cli.progress import LateBar
 from h2o_gguf.cli.render import complain, kv_lines, notice, stderr
 from h2o_gguf.cli.streams import well_formed
-from h2o_gguf.errors import H2OError
+from h2o_gguf.cli.why import check_page, show, write_page
+from h2o_gguf.errors import Cancelled, H2OError
 
 __all__ = ["COMMANDS", "LEAVE", "handle"]
 
 LEAVE = "leave"
-MISSING = {"/save": "save a chat", "/load": "load a chat", "/why": "explain what was kept"}
+MISSING = {"/save": "save a chat", "/load": "load a chat"}
 
 
 @dataclass(frozen=True)
@@ -134,6 +138,22 @@ def _kv(conversation: Conversation, _: str) -> None:
     )
 
 
+def _why(conversation: Conversation, argument: str) -> None:
+    page = Path(_path(argument)) if argument else None
+    if page is not None:
+        check_page(page)
+    try:
+        with cancel_on_interrupt() as cancel, LateBar("reading it again") as bar:
+            explanation = conversation.session.explain(progress=bar.update, cancel=cancel)
+    except Cancelled:
+        notice("stopped; the conversation goes on")
+        return
+    if page is None:
+        show(explanation, stderr())
+    else:
+        write_page(explanation, page)
+
+
 COMMANDS = {
     "/help": Command("", "this list", _help),
     "/exit": Command("", "leave", _exit),
@@ -144,6 +164,9 @@ COMMANDS = {
     ),
     "/system": Command("TEXT", "set the system message", _system),
     "/set": Command("NAME VALUE", "change how answers are drawn; alone: show the settings", _set),
+    "/why": Command(
+        "FILE.html", "what is left of the conversation and what the last answer looked at; alone: here", _why
+    ),
     "/kv": Command("", "how full the KV cache is, and what has come and gone", _kv),
 }
 ALIASES = {"/quit": "/exit", "/bye": "/exit", "/?": "/help", "/regenerate": "/regen"}

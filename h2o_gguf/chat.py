@@ -17,7 +17,9 @@ from h2o_gguf.chat_template import ChatTemplate
 from h2o_gguf.checked import checked
 from h2o_gguf.documents import Document
 from h2o_gguf.errors import OptionError
-from h2o_gguf.kinds import Integer, Spans, Text
+from h2o_gguf.explain.explanation import Explanation, explain_reply
+from h2o_gguf.explain.recording import NEVER_EVICTS, Recording
+from h2o_gguf.kinds import Integer, Spans, Switch, Text
 from h2o_gguf.lock import Turn as CallTurn
 from h2o_gguf.pieces import Tokenizer
 from h2o_gguf.reply import FinishReason, Reply, write_reply
@@ -85,11 +87,13 @@ class ChatSession:
         max_tokens: Integer | None = N_PREDICT,
         pin: Spans = (),
         template: InstanceOf[ChatTemplate] | None = None,
+        records: Switch = False,
     ) -> None:
         """llm : H2OLlama.  seed : None draws anew each time.  max_tokens : of a reply; None as many as the
             model was trained to see.
 
-        pin : half-open spans of positions that are never evicted either.
+        pin : half-open spans of positions that are never evicted either.  records : note what leaves, which
+            `explain` needs: four bytes for each token, layer and KV head.
         """
         self.template = template or ChatTemplate.of(llm)
         self.sampling = sampling or SamplingOptions()
@@ -103,6 +107,7 @@ class ChatSession:
         self._llm = llm
         self._pin = list(pin)
         self._engine = llm.engine
+        self._recording = Recording(llm.engine) if records and llm.engine.policy is not None else None
         self._tokenizer = Tokenizer(llm)
         self._attachments: list[Attachment] = []
         self.reseed()
@@ -167,6 +172,23 @@ class ChatSession:
             finally:
                 if self.messages[-1]["role"] == "user":
                     self.messages.append(old)
+
+    def explain(self, *, progress: Progress | None = None, cancel: CancelToken | None = None) -> Explanation:
+        """Return what the cache held when the last reply was written, and what that reply looked at.
+
+        The conversation is read twice more, in a context of its own.  progress : of both together.
+
+        Raises: OptionError, there is no reply, or nothing was recorded; what explain_reply raises.
+        """
+        if self._engine.policy is None:
+            raise OptionError(NEVER_EVICTS, "policy")
+        if self._recording is None:
+            raise OptionError("this chat does not note what leaves: make it with records=True", "records")
+        has_reply = bool(self.messages) and self.messages[-1]["role"] == "assistant"
+        reply = self._reply.tokens if has_reply else []
+        return explain_reply(
+            self._llm, self._recording, self._n_prompt, reply, progress=progress, cancel=cancel
+        )
 
     def clear(self) -> None:
         """Forget the conversation; the system message stays."""

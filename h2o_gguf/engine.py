@@ -20,11 +20,12 @@ from h2o_gguf.errors import (
     NativeError,
     OptionError,
 )
-from h2o_gguf.eviction import Evictor, NativeCache, Span, check_pins, room_failure
+from h2o_gguf.eviction import Evictor, NativeCache, OnEvict, Span, check_pins, room_failure
 from h2o_gguf.policies import Policy
 from h2o_gguf.protocols import UNBOUNDED, Logits, Progress, Sampler
 from h2o_gguf.report import KVReport
 from h2o_gguf.token_log import TokenLog
+from h2o_gguf.view import CacheView
 
 if TYPE_CHECKING:
     from h2o_gguf.context import Context
@@ -104,6 +105,22 @@ class Engine:
         self._pins = check_pins(spans, self.policy) if self.policy is not None else tuple(spans)
         if self._evictor is not None:
             self._evictor.pins = self._pins
+
+    @property
+    def on_evict(self) -> OnEvict | None:
+        """Told of every eviction, before it happens: (what the policy saw, its victims).  None: nobody is."""
+        return self._evictor.on_evict if self._evictor is not None else None
+
+    @on_evict.setter
+    def on_evict(self, fn: OnEvict | None) -> None:
+        if self._evictor is not None:
+            self._evictor.on_evict = fn
+
+    def view(self) -> CacheView | None:
+        """The cache as the policy would see it now; None without one."""
+        if self.cache is None or self._evictor is None:
+            return None
+        return self._evictor.view(self.cache.view())
 
     @property
     def logits(self) -> Logits | None:

@@ -9,12 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from h2o_gguf.errors import BudgetError
-from h2o_gguf.policies import LayerBudgets, Policy, ask
+from h2o_gguf.policies import Cells, LayerBudgets, Policy, ask
 from h2o_gguf.view import CacheView
 
-__all__ = ["Evictor", "NativeCache", "Span", "budget_for", "check_pins", "room_failure"]
+__all__ = ["Evictor", "NativeCache", "OnEvict", "Span", "budget_for", "check_pins", "room_failure"]
 
 Span = tuple[int, int]  # half-open, positions
+OnEvict = Callable[[CacheView, Cells], None]
 
 
 class NativeCache(Protocol):
@@ -28,6 +29,7 @@ class NativeCache(Protocol):
     def n_evicted(self) -> int: ...
     @property
     def n_rebases(self) -> int: ...
+    def view(self) -> Any: ...
     def used(self) -> int: ...
     def rollback_min(self) -> int: ...
     def set_policy(self, fn: Callable[[Any, int], NDArray[np.int32]] | None) -> None: ...
@@ -41,17 +43,23 @@ class Evictor:
     """The callback a native cache asks for victims.
 
     pins : the spans that are never victims; the engine changes them between calls.
+    on_evict : told what the policy saw and whom it chose.
     """
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self.pins: tuple[Span, ...] = ()
+        self.on_evict: OnEvict | None = None
         self._error: BaseException | None = None
         self._cause: BaseException | None = None
 
     def __call__(self, native: Any, n: int) -> NDArray[np.int32]:
         try:
-            return ask(self.policy, self._view(native), n)
+            view = self.view(native)
+            victims = ask(self.policy, view, n)
+            if self.on_evict is not None:
+                self.on_evict(view, victims)
+            return victims
         except BaseException as error:
             # Native code stands between here and the call that made room: raise_error brings it there.
             self._error, self._cause = error, error.__cause__
@@ -68,7 +76,8 @@ class Evictor:
         if error is not None:
             raise error from self._cause
 
-    def _view(self, native: Any) -> CacheView:
+    def view(self, native: Any) -> CacheView:
+        """What the policy would see of a native view now."""
         return CacheView(
             # Copies: a policy may keep its view, and native memory ends with the cache.
             scores=native.scores.copy(),

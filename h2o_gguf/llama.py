@@ -256,13 +256,7 @@ class H2OLlama(LowLevel, Completions, Sessions, high.Llama):  # type: ignore[mis
 
     def _open_context(self, sizes: Sizes, kv_bytes: int, attention: str) -> None:
         self.n_batch = sizes.n_ubatch
-        self._ctx = loading.make_context(self._model, self.context_params, sizes.layer_cells)
-        self._stack.callback(self._ctx.close)
-        if self.lora_path:
-            adapter = loading.load_adapter(
-                self._model.model, self._ctx.ctx, str(self.lora_path), self.lora_scale
-            )
-            self._stack.callback(C.llama_adapter_lora_free, adapter)
+        self._ctx = self.make_context(self.context_params, self._stack, sizes.layer_cells)
         if self.context_params.embeddings:
             self._batch = high.llama.internals.LlamaBatch(
                 n_tokens=self.n_batch, embd=0, n_seq_max=self.context_params.n_seq_max, verbose=self.verbose
@@ -284,6 +278,22 @@ class H2OLlama(LowLevel, Completions, Sessions, high.Llama):  # type: ignore[mis
         self._n_ctx = n_ctx
         if self._logits_all:
             self._engine.on_logits = self._store_rows
+
+    def make_context(self, params: Any, stack: ExitStack, layer_cells: Sequence[int] = ()) -> Any:
+        """Return a llama_cpp context of this model and its adapter, freed with the stack.
+
+        params, layer_cells : as loading.make_context takes them.
+
+        Raises: NativeError, OutOfMemoryError, ModelFileError, UnsupportedModelError.
+        """
+        context = loading.make_context(self._model, params, layer_cells)
+        stack.callback(context.close)
+        if self.lora_path:
+            adapter = loading.load_adapter(
+                self._model.model, context.ctx, str(self.lora_path), self.lora_scale
+            )
+            stack.callback(C.llama_adapter_lora_free, adapter)
+        return context
 
     # -- life -----------------------------------------------------------------------------------------
 

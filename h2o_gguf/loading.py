@@ -152,8 +152,6 @@ def make_context(model: Any, params: Any, layer_cells: Sequence[int] = ()) -> An
         except H2OError:
             raise
         except ValueError as error:
-            with contextlib.suppress(Exception):
-                model.close()
             reason = log.reason(str(error))
             text = f"llama.cpp cannot make a context: {reason}"
             if any(word in reason for word in NO_MEMORY):

@@ -50,6 +50,7 @@ class Summary:
     n_document, n_read, n_written : tokens of the document, of the whole prompt, of the answer.
     n_evicted : entries evicted per KV head.  n_replaced : places of the document that were no text.
     read_s, write_s : seconds.  is_cut_by_context : the answer ended because the sequence can hold no more.
+    tokens : of the answer.
     """
 
     text: str
@@ -63,6 +64,7 @@ class Summary:
     read_s: float
     write_s: float
     is_cut_by_context: bool
+    tokens: tuple[int, ...] = ()
 
 
 @checked
@@ -138,6 +140,7 @@ def summarize(
             read_s=read_s,
             write_s=time.perf_counter() - start_s,
             is_cut_by_context=reply.is_cut_by_context,
+            tokens=tuple(reply.tokens),
         )
 
 

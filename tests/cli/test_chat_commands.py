@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from chat_fakes import FakeLlama
 
@@ -57,7 +59,15 @@ def test_help_names_the_keys(conversation: Conversation, capsys: pytest.CaptureF
     assert all(key in text for key in ("Alt-Enter", "Ctrl-J", "Tab", "Up", "Ctrl-C", "Ctrl-D"))
 
 
-@pytest.mark.parametrize("name", ["/save", "/load", "/why"])
+def test_why_without_a_record_says_what_is_missing(
+    conversation: Conversation, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "nothing is ever evicted" in said(conversation, "/why", capsys)
+    conversation.session._engine.policy = SimpleNamespace(budget=64)
+    assert "this chat does not note what leaves" in said(conversation, "/why page.html", capsys)
+
+
+@pytest.mark.parametrize("name", ["/save", "/load"])
 def test_what_is_missing_is_said_plainly(
     conversation: Conversation, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,6 +9,7 @@ import pytest
 from llama_harness import english, open_llama, open_tiny
 
 from h2o_gguf.errors import BudgetError, OptionError
+from h2o_gguf.explain.recording import Recording
 from h2o_gguf.policies import LayerBudgets, pyramid
 
 N_BATCH = 64
@@ -81,3 +82,11 @@ def test_pins_must_fit_the_smallest_budget() -> None:
         pytest.raises(BudgetError, match="do not fit into a budget of 16"),
     ):
         llama.engine.pins = [(0, 20)]
+
+
+def test_what_needs_one_cache_for_all_layers_is_refused() -> None:
+    with open_llama(policy=LayerBudgets([64] * 29 + [32]), n_batch=32) as llama:
+        with pytest.raises(OptionError, match="cannot be explained"):
+            Recording(llama.engine)
+        with pytest.raises(OptionError, match="ask each of the groups"):
+            llama.engine.view()

@@ -204,7 +204,7 @@ def test_values_of_compressed_caches_are_the_first_part_of_their_keys(tmp_path: 
 class Watching:
     """Evicts the oldest, after looking at everything there is to see."""
 
-    name, budget, n_sink, n_recent = "watching", 64, 0, 16
+    name, budget, n_sink, n_recent, n_observed = "watching", 64, 0, 16, N_OBSERVED
 
     def __init__(self) -> None:
         self.n_looks = 0
@@ -232,6 +232,16 @@ def test_a_policy_sees_them_while_room_is_made(attention: str, tmp_path: Path) -
         run.feed(random_tokens(200), 20)
         run.feed(random_tokens(20), 1)
     assert policy.n_looks > 5
+
+
+def test_the_python_api_records_what_its_policy_declares(tmp_path: Path) -> None:
+    from h2o_gguf import H2OLlama
+
+    policy = Watching()
+    path = build("llama", tmp_path / "m.gguf")
+    with H2OLlama(str(path), policy=policy, n_batch=32, kv_block=8, n_threads=1) as llm:
+        llm.engine.prefill(random_tokens(200))
+    assert policy.n_looks > 3
 
 
 @pytest.mark.parametrize("attention", ["auto", "fused", "composed", "reference"])

@@ -1,0 +1,120 @@
+"""Where the tokens of an answer looked: the same sequence once more, in a context of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from h2o_gguf.cancel import CancelToken
+from h2o_gguf.context import Context
+from h2o_gguf.errors import Cancelled, NativeError
+from h2o_gguf.host_memory import require_bytes
+from h2o_gguf.models.memory import pad_cells
+
+__all__ = ["Glance", "Progress", "full_cache_cells", "glances"]
+
+Progress = Callable[[int, int], None]
+# Scores that fade this fast are the attention of the newest query alone, in float32 without a remainder.
+NEWEST_ONLY = 1e-30
+
+
+@dataclass(frozen=True)
+class Glance:
+    """What one query paid attention to.
+
+    query : its position.  pos : int32[n_layer, n_head_kv, n_cells], -1 empty.
+    mass : float32 of the same shape, attention summed over the query heads of a KV head.
+    """
+
+    query: int
+    pos: NDArray[np.int32]
+    mass: NDArray[np.float32]
+
+
+def full_cache_cells(llm: Any, n_tokens: int) -> int:
+    """Cells of a cache that holds n_tokens, 0 where the model was not trained to see so many."""
+    return pad_cells(n_tokens) if n_tokens <= llm.engine.context.n_ctx_train else 0
+
+
+def glances(
+    llm: Any,
+    tokens: Sequence[int],
+    queries: range,
+    left: NDArray[np.int32] | None,
+    *,
+    progress: Progress | None = None,
+    cancel: CancelToken | None = None,
+) -> Iterator[Glance]:
+    """Read tokens up to the last query, and yield where each query looked.
+
+    llm : H2OLlama; its own sequence stays as it is. queries : positions, consecutive.
+    left : int32[n_layer, n_head_kv, n_tokens], how many tokens had been read when each entry left, which it
+        does here at the same point; None: nothing ever leaves.
+
+    Raises: Cancelled; OutOfMemoryError; NativeError.
+    """
+    own = llm.engine.cache.info
+    n_cells = pad_cells(len(tokens))
+    if left is not None:
+        n_cells = min(n_cells, own.n_cells + pad_cells(llm.engine.context.n_batch))
+    stops = sorted({int(n) for n in np.unique(left)} if left is not None else set())
+    with _spare_cache(llm, n_cells) as (context, cache):
+        n_past, shift = 0, 0  # shift : between positions and those the keys are rotated to
+        while n_past < queries.stop:
+            if left is not None:
+                _evict(cache, left, n_past)
+            ends = [n_past + context.n_batch, queries.stop, *(n for n in stops if n > n_past)]
+            end = n_past + 1 if n_past in queries else min(*ends, max(queries.start, n_past + 1))
+            if end - shift > own.n_pos_max and left is not None:
+                cache.rebase()
+                shift = n_past - cache.used()
+            _decode(context, tokens[n_past:end], n_past, cancel)
+            if n_past in queries:
+                view = cache.view()
+                yield Glance(n_past, view.pos.copy(), view.scores.copy())
+            n_past = end
+            if progress is not None:
+                progress(n_past, queries.stop)
+
+
+@contextmanager
+def _spare_cache(llm: Any, n_cells: int) -> Iterator[tuple[Context, Any]]:
+    """A second context of the model with an empty cache that evicts only when told to."""
+    from h2o_gguf.bindings import KVCache
+
+    own = llm.engine.cache.info
+    if llm.model_params.n_gpu_layers == 0:
+        require_bytes(own.kv_bytes * n_cells // own.n_cells, n_cells, has_budget=False)
+    params = type(llm.context_params).from_buffer_copy(llm.context_params)
+    params.n_ctx = n_cells
+    with ExitStack() as stack:
+        native = llm.make_context(params, stack)
+        address = Context.address_of(native.ctx)
+        cache = stack.enter_context(KVCache(address, budget=0, decay=NEWEST_ONLY))
+        context = Context(native.ctx, native.model.model)
+        stack.callback(context.close)
+        yield context, cache
+
+
+def _evict(cache: Any, left: NDArray[np.int32], n_past: int) -> None:
+    """Evict the entries that left when n_past tokens had been read."""
+    if not (left == n_past).any():
+        return
+    pos = cache.pos
+    when = np.take_along_axis(left, np.maximum(pos, 0).astype(np.int64), axis=-1)
+    goes = (when == n_past) & (pos >= 0)
+    n = int(np.count_nonzero(goes[0, 0]))  # the same in every layer and head
+    cache.evict(np.nonzero(goes)[2].reshape(*pos.shape[:2], n).astype(np.int32))
+
+
+def _decode(context: Context, tokens: Sequence[int], n_past: int, cancel: CancelToken | None) -> None:
+    code = context.decode(tokens, n_past, cancel=cancel)
+    if cancel is not None and cancel.cancelled:
+        raise Cancelled(f"cancelled at position {n_past} of the replay")
+    if code != 0:
+        raise NativeError(f"llama_decode returned {code} at position {n_past} of the replay", code)
