@@ -80,7 +80,7 @@ class GroupedCache:
         return sum(n * number for n, number in zip(n_layer, numbers, strict=True)) // sum(n_layer)
 
     def view(self) -> NativeView:
-        """Raise OptionError: layers of different sizes have no common view, each of the groups has its own."""
+        """Raise OptionError: there is no view of layers with different cells, only one of each group."""
         raise OptionError("the layers have caches of different sizes: ask each of the groups for its view")
 
     def rollback_min(self) -> int:

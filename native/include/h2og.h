@@ -154,7 +154,7 @@ H2OG_API int32_t h2og_set_query_weights(h2og_cache * cache, const float * weight
 H2OG_API int32_t h2og_set_policy  (h2og_cache * cache, h2og_policy_fn   fn, void * user);
 H2OG_API int32_t h2og_set_observer(h2og_cache * cache, h2og_observer_fn fn, void * user);
 
-// Evicts victims[n_layer][n_head_kv][n] now.
+// Evicts victims[n_layer][n_head_kv][n] now; where there are several groups, not all of one.
 H2OG_API int32_t h2og_evict(h2og_cache * cache, int32_t seq, const int32_t * victims, int32_t n);
 
 // Asks the policy until no more than n_keep entries per KV head are left.  Returns how many were evicted, or a status.

@@ -113,6 +113,9 @@ void h2og_state::evict(int32_t s, const int32_t * victims, int32_t n) {
     if (n == 0) {
         return;
     }
+    if (n == stream.n_used && first->groups.size() > 1) {
+        fail(H2OG_INVALID, "the layers of one size cannot be emptied alone: all %d entries would go, and other layers' stay", n);
+    }
 
     // The cells to release: those with the oldest positions in llama.cpp's books, the same for every layer and head.
     const auto & by_pos = h2og_access::cells(*cache, s).seq_pos_get(s);

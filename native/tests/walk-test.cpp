@@ -268,6 +268,15 @@ void groups_end_with_the_first(llama_model & model) {
     CHECK(tiny::decode(*ctx, { 1, 2, 3 }) == 0, "%s", h2og_last_error());
     h2og_view v;
     CHECK(h2og_get_view(groups[1], 0, &v) == H2OG_OK && v.n_used == 3 && v.n_layer == 1 && v.layer_ids[0] == 1, "group 1");
+    std::vector<int32_t> all;
+    for (int32_t head = 0; head < v.n_head_kv; ++head) {
+        all.insert(all.end(), { 0, 1, 2 });
+    }
+    CHECK(h2og_evict(groups[1], 0, all.data(), 3) == H2OG_INVALID, "one group was emptied");
+    all.assign({ 0, 1, 1, 0 });
+    CHECK(h2og_evict(groups[1], 0, all.data(), 2) == H2OG_OK, "%s", h2og_last_error());
+    CHECK(h2og_rollback_min(cache, 0) == 3 && !llama_memory_seq_rm(llama_get_memory(ctx.get()), 0, 2, -1), "group 1 was emptied");
+    CHECK(llama_memory_seq_rm(llama_get_memory(ctx.get()), 0, 0, -1), "both could not be emptied");
     ctx.reset();
     CHECK(h2og_get_view(groups[1], 0, &v) == H2OG_DETACHED, "a freed context was used");
     h2og_detach(cache);
