@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from h2o_gguf.bindings.status import check
 from h2o_gguf.errors import BudgetError, ClosedError, H2OError, OptionError, PolicyError
 from h2o_gguf.observation import Observation
 
-__all__ = ["ATTENTIONS", "CacheInfo", "KVCache", "NativeView", "check_context"]
+__all__ = ["ATTENTIONS", "CacheInfo", "KVCache", "NativeView", "check_context", "set_layer_cells"]
 
 ATTENTIONS = ("auto", "fused", "composed", "reference")  # values of h2og_attention, in order
 
@@ -74,6 +74,19 @@ def check_context(ctx_address: int) -> None:
     check(library.lib().h2og_check(ffi.cast("struct llama_context *", ctx_address)))
 
 
+def set_layer_cells(model_address: int, n_cells: Sequence[int]) -> None:
+    """Set how many cells the cache of each layer gets in the contexts made of this llama_model from now on.
+
+    n_cells : one a model layer; 0: as many as the context, which is also the most. Layers of equal numbers
+        share a cache, whose cells llama.cpp rounds up to a multiple of 256. Empty: all layers as the context.
+
+    Raises: OptionError, another number of layers; UnsupportedModelError.
+    """
+    cells = ffi.new("int32_t[]", [int(n) for n in n_cells])
+    model = ffi.cast("struct llama_model *", model_address)
+    check(library.lib().h2og_set_layer_cells(model, cells, len(n_cells)))
+
+
 class KVCache:
     """Attached to the KV cache of a llama_context until close(), or until the context is freed.
 
@@ -86,6 +99,9 @@ class KVCache:
     is_scored : sum the attention mass of every entry; otherwise scores stay 0.
     n_observed : the newest tokens whose queries are recorded, >= 0.
     seq : the sequence that the methods without an argument of their own speak of.
+
+    Where layers were given caches of different sizes (set_layer_cells), this is the first of several groups;
+    each starts with the same parameters, its budget at most its cells.
 
     Raises: BudgetError, OptionError for illegal values; UnsupportedModelError; LibraryError.
     """
@@ -104,12 +120,18 @@ class KVCache:
         seq: int = 0,
     ) -> None:
         self._handle: Any = None
+        self._is_borrowed = False
+        self._others: tuple[KVCache, ...] = ()
         self._lib = library.lib()
         self.seq = seq
         self._params = self._make_params(budget, block, decay, attention, n_pos_max, is_scored, n_observed)
         out = ffi.new("h2og_cache **")
         check(self._lib.h2og_attach(ffi.cast("struct llama_context *", ctx_address), self._params, out))
-        self._handle = out[0]
+        self._take(out[0])
+        self._others = tuple(self._group(i) for i in range(1, check(self._lib.h2og_n_groups(self._handle))))
+
+    def _take(self, handle: Any) -> None:
+        self._handle = handle
         self._callbacks: dict[str, Any] = {}  # cffi callbacks live as long as they are reachable
         self._raised: BaseException | None = None
         info = ffi.new("h2og_info *")
@@ -129,6 +151,20 @@ class KVCache:
             query_bytes=info.query_bytes,
         )
         self.layer_ids = self.view().layer_ids
+
+    def _group(self, i: int) -> KVCache:
+        out = ffi.new("h2og_cache **")
+        check(self._lib.h2og_get_group(self._handle, i, out))
+        group = KVCache.__new__(KVCache)
+        group._lib, group.seq, group._params = self._lib, self.seq, self._params
+        group._is_borrowed, group._others = True, ()
+        group._take(out[0])
+        return group
+
+    @property
+    def groups(self) -> tuple[KVCache, ...]:
+        """The caches of this context, one for each number of cells: this one, and others that end with it."""
+        return (self, *self._others)
 
     @staticmethod
     def _make_params(
@@ -168,8 +204,10 @@ class KVCache:
 
         Calling twice is fine.
         """
+        for group in self._others:
+            group.close()
         handle, self._handle = self._handle, None
-        if handle is not None:
+        if handle is not None and not self._is_borrowed:
             self._lib.h2og_detach(handle)
             self._callbacks.clear()
 
@@ -206,6 +244,11 @@ class KVCache:
     def n_cells(self) -> int:
         """Cells of the cache: all the KV memory there ever is."""
         return self.info.n_cells
+
+    @property
+    def budget(self) -> int:
+        """Entries per KV head after an eviction; 0: never evict."""
+        return int(self._params.budget)
 
     @property
     def kv_bytes(self) -> int:

@@ -288,7 +288,7 @@ class Engine:
 
     def keep_budget(self) -> None:
         """Evict down to the budget, so that a cache at rest is within it."""
-        if self.cache is None or self.policy is None or self.cache.used() <= self.policy.budget:
+        if self.cache is None or self.policy is None:
             return
         try:
             self.cache.make_room(self.policy.budget)
@@ -305,7 +305,7 @@ class Engine:
             raise OptionError("nothing can be evicted from a context without an eviction cache", "policy")
         own = self.policy, self._evictor
         self.policy, self._evictor = policy, Evictor(policy)
-        self._evictor.pins = self._pins
+        self._evictor.pins, self._evictor.n_prompt = self._pins, self.n_past
         self.cache.set_policy(self._evictor)
         try:
             self.keep_budget()
@@ -322,7 +322,7 @@ class Engine:
             )
         return KVReport(
             policy=self.policy.name,
-            budget=self.policy.budget,
+            budget=self.cache.budget,
             used=self.cache.used(),
             evicted=self.cache.n_evicted,
             n_past=self.n_past,

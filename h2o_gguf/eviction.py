@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from h2o_gguf.errors import BudgetError
-from h2o_gguf.policies import Cells, Policy, ask, ask_traces
+from h2o_gguf.policies import Cells, LayerBudgets, Policy, ask, ask_traces
 from h2o_gguf.traces import Traces
 from h2o_gguf.view import CacheView
 
@@ -21,8 +21,10 @@ OnEvict = Callable[[CacheView, Cells], None]
 
 
 class NativeCache(Protocol):
-    """What the engine needs of h2o_gguf.bindings.KVCache."""
+    """What the engine needs of h2o_gguf.bindings.KVCache, or GroupedCache."""
 
+    @property
+    def budget(self) -> int: ...
     @property
     def kv_bytes(self) -> int: ...
     @property
@@ -53,7 +55,8 @@ class Evictor:
         self.pins: tuple[Span, ...] = ()
         self.n_prompt = 0
         self.on_evict: OnEvict | None = None
-        self._traces = Traces(policy.n_trace)
+        self._traces: dict[tuple[int, ...], Traces] = {}  # by the layers that share a cache
+        self._n_untraced = 0  # positions before it were read without traces
         self._error: BaseException | None = None
         self._cause: BaseException | None = None
 
@@ -66,7 +69,7 @@ class Evictor:
     def __call__(self, native: Any, n: int) -> NDArray[np.int32]:
         """Return n victims per KV head: int32[n_layer, n_head_kv, n]."""
         try:
-            self._traces.drop_from(int(native.n_past))
+            self._traces_of(native).drop_from(int(native.n_past))
             view = self.view(native)
             if view.n_unobserved:
                 view = self._observe(view)
@@ -81,9 +84,10 @@ class Evictor:
     def follow(self, native: Any, n_tokens: int) -> None:
         """Take note of a batch that was computed; observe while its queries are still recorded."""
         try:
-            self._traces.drop_from(int(native.n_past) - n_tokens)
+            traces = self._traces_of(native)
+            traces.drop_from(int(native.n_past) - n_tokens)
             # The next batch is taken to be as long as this one.
-            if int(native.n_past) - self._traces.n_seen + n_tokens > self.policy.n_observed:
+            if int(native.n_past) - traces.n_seen + n_tokens > self.policy.n_observed:
                 self._observe(self.view(native))
         except BaseException as error:
             self._keep(error)
@@ -91,8 +95,8 @@ class Evictor:
 
     def forget(self, n_past: int) -> None:
         """Another sequence of n_past tokens is in the cache now: a prompt, without traces or queries."""
-        self._traces.drop_from(0)
-        self._traces.n_seen = self.n_prompt = n_past
+        self._traces.clear()
+        self._n_untraced = self.n_prompt = n_past
 
     @property
     def has_error(self) -> bool:
@@ -108,7 +112,7 @@ class Evictor:
     def view(self, native: Any) -> CacheView:
         """What the policy would see of a native view now."""
         n_past, pos = int(native.n_past), native.pos.copy()
-        has_traces = self.policy.n_trace > 0
+        traces = self._traces_of(native) if self.policy.n_trace > 0 else None
         return CacheView(
             # Copies: a policy may keep its view, and native memory ends with the cache.
             scores=native.scores.copy(),
@@ -119,8 +123,8 @@ class Evictor:
             layer_ids=tuple(native.layer_ids),
             pins=self.pins,
             n_prompt=self.n_prompt,
-            traces=self._traces.at(pos) if has_traces else None,
-            n_unobserved=max(0, n_past - self._traces.n_seen) if has_traces else 0,
+            traces=traces.at(pos) if traces is not None else None,
+            n_unobserved=max(0, n_past - traces.n_seen) if traces is not None else 0,
             observation=native.observation,
         )
 
@@ -128,9 +132,16 @@ class Evictor:
         # Native code stands between here and the call that ran into it: raise_error brings it there.
         self._error, self._cause = error, error.__cause__
 
+    def _traces_of(self, view: Any) -> Traces:
+        """The traces of a view's layers; view : native, or a CacheView."""
+        layers = tuple(view.layer_ids)
+        if layers not in self._traces:
+            self._traces[layers] = Traces(self.policy.n_trace, self._n_untraced)
+        return self._traces[layers]
+
     def _observe(self, view: CacheView) -> CacheView:
         traces = ask_traces(self.policy, view)
-        self._traces.put(view.pos, traces, view.n_past)
+        self._traces_of(view).put(view.pos, traces, view.n_past)
         return replace(view, traces=traces, n_unobserved=0)
 
 
@@ -151,6 +162,10 @@ def check_pins(pins: Sequence[Span], policy: Policy) -> tuple[Span, ...]:
         else:
             merged.append([start, end])
     spans = tuple((start, end) for start, end in merged)
+    if isinstance(policy, LayerBudgets):
+        for part in policy.parts.values():
+            check_pins(spans, part)
+        return spans
     n_pinned = sum(max(0, end - max(start, policy.n_sink)) for start, end in spans)
     if n_pinned + policy.n_sink + policy.n_recent > policy.budget:
         ways = [f"raise kv_budget to {budget_for(policy, n_pinned)} or more"]

@@ -17,6 +17,7 @@ import numpy as np
 from typing_extensions import Unpack
 
 from h2o_gguf import loading
+from h2o_gguf.attaching import attach
 from h2o_gguf.cancel import CancelToken
 from h2o_gguf.checked import checked
 from h2o_gguf.completions import Completions
@@ -179,7 +180,7 @@ class H2OLlama(LowLevel, Completions, Sessions, high.Llama):  # type: ignore[mis
         names = {number: name for name, number in KV_TYPES.items()}
         memory = memory_bytes(
             shape, sizes.n_cells, sizes.n_ubatch, names[k], names[v],
-            flash_attn=flash_attn, swa_full=bool(options.get("swa_full")),
+            flash_attn=flash_attn, swa_full=bool(options.get("swa_full")), layer_cells=sizes.layer_cells,
         )  # fmt: skip
         if n_gpu_layers == 0 and not self.model_params.vocab_only:
             n_bytes = memory.total
@@ -255,7 +256,7 @@ class H2OLlama(LowLevel, Completions, Sessions, high.Llama):  # type: ignore[mis
 
     def _open_context(self, sizes: Sizes, kv_bytes: int, attention: str) -> None:
         self.n_batch = sizes.n_ubatch
-        self._ctx = self.make_context(self.context_params, self._stack)
+        self._ctx = self.make_context(self.context_params, self._stack, sizes.layer_cells)
         if self.context_params.embeddings:
             self._batch = high.llama.internals.LlamaBatch(
                 n_tokens=self.n_batch, embd=0, n_seq_max=self.context_params.n_seq_max, verbose=self.verbose
@@ -268,19 +269,8 @@ class H2OLlama(LowLevel, Completions, Sessions, high.Llama):  # type: ignore[mis
         cache: NativeCache | None = None
         n_ctx = sizes.n_ctx
         if sizes.policy is not None:
-            from h2o_gguf.bindings import KVCache
-
             with native_log():
-                cache = KVCache(
-                    Context.address_of(self._ctx.ctx),
-                    budget=sizes.policy.budget,
-                    block=sizes.block,
-                    decay=sizes.policy.decay,
-                    attention=attention,
-                    is_scored=sizes.policy.needs_scores,
-                    n_observed=sizes.policy.n_observed,
-                    n_pos_max=sizes.n_pos_max,
-                )
+                cache = attach(Context.address_of(self._ctx.ctx), sizes.policy, sizes, attention)
             n_ctx = UNBOUNDED if sizes.can_renumber else sizes.n_pos_max
         context = Context(self._ctx.ctx, self._model.model)
         self._engine = Engine(context, None, sizes.policy, n_ctx=n_ctx, cache=cache, kv_bytes=kv_bytes)
@@ -289,12 +279,14 @@ class H2OLlama(LowLevel, Completions, Sessions, high.Llama):  # type: ignore[mis
         if self._logits_all:
             self._engine.on_logits = self._store_rows
 
-    def make_context(self, params: Any, stack: ExitStack) -> Any:
+    def make_context(self, params: Any, stack: ExitStack, layer_cells: Sequence[int] = ()) -> Any:
         """Return a llama_cpp context of this model and its adapter, freed with the stack.
 
-        params : llama_context_params.  Raises: NativeError, OutOfMemoryError, ModelFileError.
+        params, layer_cells : as loading.make_context takes them.
+
+        Raises: NativeError, OutOfMemoryError, ModelFileError, UnsupportedModelError.
         """
-        context = loading.make_context(self._model, params)
+        context = loading.make_context(self._model, params, layer_cells)
         stack.callback(context.close)
         if self.lora_path:
             adapter = loading.load_adapter(

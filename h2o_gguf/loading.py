@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from h2o_gguf.errors import ModelFileError, NativeError, OptionError, OutOfMemoryError
+from h2o_gguf.errors import H2OError, ModelFileError, NativeError, OptionError, OutOfMemoryError
 from h2o_gguf.native import C, high, native_log
 from h2o_gguf.options import KV_TYPES
 
@@ -137,17 +138,41 @@ def open_model(path: str, options: ModelOptions) -> Any:
             raise ModelFileError(path, log.reason(str(error))) from error
 
 
-def make_context(model: Any, params: Any) -> Any:
-    """Return llama-cpp-python's LlamaContext.  Raises NativeError, OutOfMemoryError with the reason."""
+def make_context(model: Any, params: Any, layer_cells: Sequence[int] = ()) -> Any:
+    """Return llama-cpp-python's LlamaContext.
+
+    layer_cells : rows of the cache of each model layer, 0 is n_ctx; empty: all layers have n_ctx.
+
+    Raises: NativeError, OutOfMemoryError with the reason; UnsupportedModelError, layers cannot differ.
+    """
     with native_log() as log:
         try:
-            return high.llama.internals.LlamaContext(model=model, params=params, verbose=True)
+            with _cells_by_layer(model, layer_cells):
+                return high.llama.internals.LlamaContext(model=model, params=params, verbose=True)
+        except H2OError:
+            raise
         except ValueError as error:
             reason = log.reason(str(error))
             text = f"llama.cpp cannot make a context: {reason}"
             if any(word in reason for word in NO_MEMORY):
                 raise OutOfMemoryError(f"{text}: lower n_ctx or kv_budget") from error
             raise NativeError(text) from error
+
+
+@contextlib.contextmanager
+def _cells_by_layer(model: Any, layer_cells: Sequence[int]) -> Iterator[None]:
+    """What contexts that are made inside give each layer; afterwards all layers are alike again."""
+    if not layer_cells:
+        yield
+        return
+    from h2o_gguf.bindings import set_layer_cells
+
+    address = int(ctypes.cast(model.model, ctypes.c_void_p).value or 0)
+    set_layer_cells(address, layer_cells)
+    try:
+        yield
+    finally:
+        set_layer_cells(address, ())
 
 
 def context_params(

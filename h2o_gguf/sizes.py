@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from h2o_gguf import policies
@@ -65,6 +65,7 @@ class Sizes:
     n_pos_max : rotary positions stay below.
     n_ctx : the logical limit when nothing is evicted, else the window of positions.
     can_renumber : whether sequences may go past n_pos_max.
+    layer_cells : rows of the cache of each model layer, 0 is n_cells; empty: all layers have n_cells.
     """
 
     policy: Policy | None
@@ -74,6 +75,7 @@ class Sizes:
     block: int
     n_pos_max: int
     can_renumber: bool = True
+    layer_cells: tuple[int, ...] = ()
 
 
 def plan_model_sizes(options: CacheOptions, shape: ModelShape) -> Sizes:
@@ -84,13 +86,22 @@ def plan_model_sizes(options: CacheOptions, shape: ModelShape) -> Sizes:
     if not options.evicts:
         return plan_sizes(options, shape.n_ctx_train)
     verdict = require_support(shape)
-    return plan_sizes(
+    by_layer = options.policy if isinstance(options.policy, policies.LayerBudgets) else None
+    if by_layer is not None:
+        by_layer = by_layer.for_layers(shape.evicted_layers)
+        options = replace(options, policy=by_layer)
+    sizes = plan_sizes(
         options,
         shape.n_ctx_train,
         verdict.n_pos_max,
         can_renumber=verdict.can_renumber,
         n_swa=shape.n_swa,
     )
+    if by_layer is None:
+        return sizes
+    overhead = max(sizes.n_ubatch, sizes.block)
+    cells = {il: budget + overhead for il, budget in by_layer.budget_of.items()}
+    return replace(sizes, layer_cells=tuple(cells.get(il, 0) for il in range(shape.n_layer_all)))
 
 
 def plan_sizes(

@@ -15,14 +15,14 @@ N_POSITIONS = 2**31  # positions are int32
 class Traces:
     """n_trace numbers per entry, found again by layer, head and position, whatever cell it lies in.
 
-    n_seen : queries before this position are in the numbers.
+    n_seen : queries before this position are in the numbers, or will never be.
 
     A saved session holds none: after it is loaded, traces start at 0.
     """
 
-    def __init__(self, n_trace: int) -> None:
+    def __init__(self, n_trace: int, n_seen: int = 0) -> None:
         self.n_trace = n_trace
-        self.n_seen = 0
+        self.n_seen = n_seen
         self._ids = np.zeros(0, np.int64)  # ascending
         self._numbers = np.zeros((n_trace, 0), np.float32)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
@@ -85,10 +85,13 @@ def memory_bytes(
     *,
     flash_attn: bool = True,
     swa_full: bool = False,
+    layer_cells: Sequence[int] = (),
 ) -> MemoryBytes:
     """All parts of one context's memory for one sequence.
 
     flash_attn : without it V is stored transposed, as wide as the widest layer's.
+    layer_cells : cells asked for by model layer, 0 is n_cells; empty: n_cells for all. Windowed layers
+        ignore theirs.
     swa_full, Raises : as kv_bytes.
     """
     if n_cells < 1 or n_ubatch < 1:
@@ -102,19 +105,21 @@ def memory_bytes(
     window = cells if swa_full else pad_cells(min(cells, shape.n_swa + min(n_ubatch, n_cells)))
     v_width = max((_width(shape, il)[1] for il in range(shape.n_layer_all)), default=0)
 
-    def size(layers: Iterable[int], n: int) -> int:
+    def size(layers: Iterable[int], n: int, own: Sequence[int] = ()) -> int:
         total = 0
         for il in layers:
             k, v = _width(shape, il)
             if not flash_attn and not shape.is_mla:
                 v = v_width
-            total += n * (_row_bytes(type_k, k) + _row_bytes(type_v, v))
+            total += (pad_cells(own[il]) if own and own[il] else n) * (
+                _row_bytes(type_k, k) + _row_bytes(type_v, v)
+            )
         return total
 
     full, windowed = _split(shape)
     n_state = sum(shape.recurrent_layers[: shape.n_layer])
     return MemoryBytes(
-        full=size(full, cells),
+        full=size(full, cells, layer_cells),
         window=size(windowed, window),
         state=n_state * 4 * (shape.n_embd_r + shape.n_embd_s),
         n_cells=cells,
@@ -147,8 +152,8 @@ def type_problem(shape: ModelShape, type_k: str, type_v: str, *, flash_attn: boo
 
 def _split(shape: ModelShape) -> tuple[list[int], list[int]]:
     """Layers in the full cache, and in the windowed one."""
-    windowed = [il for il in shape.attention_layers if shape.memory in SPLIT and shape.swa_layers[il]]
-    return [il for il in shape.attention_layers if il not in windowed], windowed
+    full = list(shape.evicted_layers)
+    return full, [il for il in shape.attention_layers if il not in full]
 
 
 def _width(shape: ModelShape, il: int) -> tuple[int, int]:

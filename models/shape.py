@@ -104,6 +104,12 @@ class ModelShape:
         """Layers of the trunk whose attention reaches back without a window."""
         return tuple(il for il in self.attention_layers if il < self.n_layer and not self.swa_layers[il])
 
+    @property
+    def evicted_layers(self) -> tuple[int, ...]:
+        """Layers whose cache entries can be evicted from: those whose cache has no window."""
+        has_window = self.memory in ("iswa", "hybrid-iswa")
+        return tuple(il for il in self.attention_layers if not (has_window and self.swa_layers[il]))
+
 
 def read_shape(path: str | os.PathLike[str]) -> ModelShape:
     """The shape of the model in this file.  Raises ModelFileError."""

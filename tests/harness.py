@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,7 @@ class Run:
     cache: Any
     lib: Any
     n_vocab: int
+    model: Any = None
     tokens: list[int] = field(default_factory=list)
 
     def decode(self, tokens: Sequence[int]) -> NDArray[np.float32]:
@@ -104,9 +105,11 @@ def opened(
     type_v: str = "f16",
     flash: bool = True,
     n_threads: int = 1,
+    layer_cells: Sequence[int] = (),
+    budgets: Mapping[int, int] | None = None,
     **params: Any,
 ) -> Iterator[Run]:
-    """Yield a Run; params go to KVCache, none of them: no cache is attached."""
+    """Yield a Run; params go to KVCache, or with budgets to GroupedCache; without any none is attached."""
     bindings = require_runtime()
     lib, _ = native.library()
     with native.model(path) as model:
@@ -115,13 +118,17 @@ def opened(
         p.n_threads = p.n_threads_batch = n_threads
         p.flash_attn_type = int(flash)
         p.type_k, p.type_v, p.swa_full = TYPES[type_k], TYPES[type_v], False
+        bindings.set_layer_cells(ctypes.cast(model, ctypes.c_void_p).value, layer_cells)
         ctx = lib.llama_init_from_model(model, p)
         assert ctx, "no context"
         cache = None
         try:
-            if params:
-                cache = bindings.KVCache(ctypes.cast(ctx, ctypes.c_void_p).value, **params)
-            yield Run(ctx, cache, lib, lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model)))
+            address = ctypes.cast(ctx, ctypes.c_void_p).value
+            if budgets is not None:
+                cache = bindings.GroupedCache(address, budgets, **params)
+            elif params:
+                cache = bindings.KVCache(address, **params)
+            yield Run(ctx, cache, lib, lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model)), model)
         finally:
             if cache is not None:
                 cache.close()

@@ -44,6 +44,7 @@ def check_lengths(path: str, lengths: tuple[int, ...], n_batch: int) -> None:
     if lengths and max(lengths) > n_most:
         raise OptionError(
             f"a length of {max(lengths)} tokens, a batch of {n_batch} and {WRITTEN} to write do not fit "
-            "into the model's positions, and the full cache must hold them to compare with: the longest is {n_most}",
+            "into the model's positions, and the full cache must hold them to compare with: "
+            f"the longest is {n_most}",
             "length",
         )

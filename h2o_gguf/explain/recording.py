@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from h2o_gguf.errors import OptionError
-from h2o_gguf.policies import Cells
+from h2o_gguf.policies import Cells, LayerBudgets
 from h2o_gguf.view import CacheView
 
 __all__ = ["HELD", "MAX_TOKENS", "NEVER_EVICTS", "Recording"]
@@ -29,9 +29,15 @@ class Recording:
     """
 
     def __init__(self, engine: Any) -> None:
-        """engine : Engine.  Raises: OptionError, it never evicts."""
+        """engine : Engine.  Raises: OptionError, it never evicts, or has budgets by layer."""
         if engine.cache is None or engine.policy is None:
             raise OptionError(NEVER_EVICTS, "policy")
+        if isinstance(engine.policy, LayerBudgets):
+            raise OptionError(
+                "budgets by layer cannot be explained, since the replay has one cache for all layers: "
+                "use one budget",
+                "policy",
+            )
         self._engine = engine
         self._n_start = engine.n_past
         self._left = np.empty((engine.cache.n_layer, engine.cache.n_head_kv, 0), np.int32)

@@ -12,6 +12,7 @@ from h2o_gguf.policies.h2o_plus import H2OPlus
 from h2o_gguf.policies.hcattention import HCAttention
 from h2o_gguf.policies.keydiff import KeyDiff
 from h2o_gguf.policies.knorm import KNorm
+from h2o_gguf.policies.layers import LayerBudgets, pyramid
 from h2o_gguf.policies.lazy import Lazy
 from h2o_gguf.policies.none import NoEviction
 from h2o_gguf.policies.pyramidkv import PyramidKV
@@ -40,6 +41,7 @@ __all__ = [
     "HCAttention",
     "KNorm",
     "KeyDiff",
+    "LayerBudgets",
     "Lazy",
     "NoEviction",
     "Policy",
@@ -59,6 +61,7 @@ __all__ = [
     "keeps",
     "make",
     "names",
+    "pyramid",
     "resolve_budget",
     "select_lowest",
 ]

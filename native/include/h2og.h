@@ -7,6 +7,11 @@
 // Errors.  Every function that can fail returns H2OG_OK or a negative h2og_status and leaves a text in
 // h2og_last_error() of the calling thread.  No exception and no abort crosses this edge.
 //
+// Groups.  Layers may have different numbers of cells (h2og_set_layer_cells).  Those of an equal number are a group: a cache
+// with its own view, budget, policy and counters, whose layers are numbered on their own.  All groups hold the same sequence:
+// llama_decode makes room in each, a rollback is exact where it is in all, and their rotary positions are renumbered together.
+// Without different numbers of cells there is one group.
+//
 // Threads.  A cache belongs to its llama_context: calls on both from several threads at once are the caller's to prevent.
 #ifndef H2OG_H
 #define H2OG_H
@@ -27,6 +32,7 @@ extern "C" {
 #endif
 
 struct llama_context;
+struct llama_model;
 
 // cffi: begin
 typedef struct h2og_cache h2og_cache;
@@ -117,6 +123,19 @@ H2OG_API h2og_params h2og_default_params(void);
 H2OG_API int32_t h2og_attach(struct llama_context * ctx, const h2og_params * params, h2og_cache ** out);
 H2OG_API void    h2og_detach(h2og_cache * cache);
 
+// Before a context of this model is made: how many cells the cache of each layer shall have, n = the model's layers; 0: as many
+// as the context (n_ctx, the most that is allowed).  Layers of equal numbers share a cache, whose cells are rounded up to a
+// multiple of 256, as n_ctx is; all are counted per sequence.  Sliding-window and recurrent layers ignore theirs.  n = 0 forgets them.  Contexts made already stay as they are.  H2OG_UNSUPPORTED: layers
+// of this model read other layers' caches.
+H2OG_API int32_t h2og_set_layer_cells(struct llama_model * model, const int32_t * n_cells, int32_t n);
+
+// How many groups the layers form, or a status; and the i-th, by first layer.  Group 0 is the attached cache itself; the others
+// are borrowed from it, and end with it.  h2og_attach() gave each the same params, its budget at most its cells:
+// h2og_set_params() on a group gives it its own.  h2og_rebase(), h2og_rollback_min(), h2og_set_query_weights() and the least
+// n_pos_max are those of all groups, whichever is asked.
+H2OG_API int32_t h2og_n_groups (h2og_cache * cache);
+H2OG_API int32_t h2og_get_group(h2og_cache * cache, int32_t i, h2og_cache ** out);
+
 H2OG_API int32_t h2og_get_info(h2og_cache * cache, h2og_info * out);
 H2OG_API int32_t h2og_get_counters(h2og_cache * cache, int32_t seq, h2og_counters * out);
 
@@ -135,13 +154,13 @@ H2OG_API int32_t h2og_set_query_weights(h2og_cache * cache, const float * weight
 H2OG_API int32_t h2og_set_policy  (h2og_cache * cache, h2og_policy_fn   fn, void * user);
 H2OG_API int32_t h2og_set_observer(h2og_cache * cache, h2og_observer_fn fn, void * user);
 
-// Evicts victims[n_layer][n_head_kv][n] now.
+// Evicts victims[n_layer][n_head_kv][n] now; where there are several groups, not all of one.
 H2OG_API int32_t h2og_evict(h2og_cache * cache, int32_t seq, const int32_t * victims, int32_t n);
 
 // Asks the policy until no more than n_keep entries per KV head are left.  Returns how many were evicted, or a status.
 H2OG_API int32_t h2og_make_room(h2og_cache * cache, int32_t seq, int32_t n_keep);
 
-// Re-rotates every key to consecutive positions per layer and head.
+// Re-rotates every key to consecutive positions per layer and head, which end where those of the fullest group do.
 H2OG_API int32_t h2og_rebase(h2og_cache * cache, int32_t seq);
 
 // The smallest p for which llama_memory_seq_rm(mem, seq, p, -1) is exact; below it, llama_memory_seq_rm returns false.

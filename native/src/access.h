@@ -15,6 +15,11 @@ struct h2og_access {
     static bool                    shares (const llama_kv_cache & c) { return c.other != nullptr; }
     static const auto &            layers (const llama_kv_cache & c) { return c.layers; }
 
+    // Caches of the layers with other numbers of cells, and their contexts of a batch.
+    static const auto & parts(const llama_kv_cache & c) { return c.h2og_parts; }
+    static const auto & parts(const llama_kv_cache_context & c) { return c.h2og_others; }
+    static bool         holds(const llama_kv_cache_context & c, int32_t il) { return c.kv->map_layer_ids.count(il) != 0; }
+
     static uint32_t & search_from(llama_kv_cache & c, uint32_t stream) { return c.v_heads[stream]; }
 
     // Empties these cells of a stream, as removing their positions would.

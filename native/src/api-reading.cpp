@@ -12,7 +12,7 @@ namespace {
 // Inside a callback everything has been waited for already.
 h2og_state & settled_state_of(h2og_cache * cache) {
     h2og_state & state = state_of(cache);
-    if (!state.in_callback) {
+    if (!state.first->in_callback) {
         state.settle();
     }
     return state;

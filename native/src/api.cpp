@@ -1,7 +1,10 @@
 // The C edge: checks arguments, catches everything.
 #include "api.h"
 
+#include "layers.h"
 #include "session.h"
+
+#include <algorithm>
 
 #ifndef H2OG_VERSION
 #  define H2OG_VERSION "0.0.0"
@@ -19,7 +22,9 @@ thread_local std::string last_error;
 // Makes ctx and its caches know the state, or forget it.
 void install(llama_context & ctx, const h2og_state & state, h2og_state * value) {
     h2og_access::cparams(ctx).h2og = value;
-    h2og_access::state(*state.cache) = value;
+    for (h2og_state * group : state.groups) {
+        h2og_access::state(*group->cache) = value != nullptr ? group : nullptr;
+    }
     if (state.window != nullptr) {
         h2og_access::state(*state.window) = value;
     }
@@ -41,7 +46,7 @@ h2og_state & h2og::state_of(h2og_cache * cache) {
 
 h2og_state & h2og::idle_state_of(h2og_cache * cache) {
     h2og_state & state = state_of(cache);
-    if (state.in_callback) {
+    if (state.first->in_callback) {
         fail(H2OG_INVALID, "a policy or an observer must not change the cache it is shown");
     }
     return state;
@@ -98,6 +103,10 @@ int32_t h2og_attach(llama_context * ctx, const h2og_params * params, h2og_cache 
             throw;
         }
         state->learn_rotations();
+        for (size_t i = 1; i < state->groups.size(); ++i) {
+            handle->others.push_back(std::make_unique<h2og_cache>());
+            handle->others.back()->state = std::shared_ptr<h2og_state>(state, state->groups[i]);
+        }
         *out = handle.release();
         return H2OG_OK;
     });
@@ -109,6 +118,9 @@ void h2og_detach(h2og_cache * cache) {
     }
     const int32_t status = guarded([&]() -> int32_t {
         h2og_state & state = *cache->state;
+        if (&state != state.first) {
+            fail(H2OG_INVALID, "a group is detached with the first one, not alone");
+        }
         if (state.in_callback) {
             fail(H2OG_INVALID, "a policy or an observer must not detach the cache it is shown");
         }
@@ -116,7 +128,10 @@ void h2og_detach(h2og_cache * cache) {
             ctx->synchronize();
             install(*ctx, state, nullptr);
             for (int32_t s = 0; s < state.n_stream; ++s) {
-                if (state.streams[s].n_evicted > 0 || state.streams[s].rope_shift != 0) {
+                const bool is_intact = std::all_of(state.groups.begin(), state.groups.end(), [s](const h2og_state * group) {
+                    return group->streams[s].n_evicted == 0 && group->streams[s].rope_shift == 0;
+                });
+                if (!is_intact) {
                     // Only we know what its cells hold and where its keys point.
                     ctx->get_memory()->seq_rm(s, -1, -1);
                 }
@@ -130,6 +145,37 @@ void h2og_detach(h2og_cache * cache) {
     if (status == H2OG_OK) {
         delete cache;
     }
+}
+
+int32_t h2og_set_layer_cells(llama_model * model, const int32_t * n_cells, int32_t n) {
+    return guarded([&]() -> int32_t {
+        require_pointer(model, "model");
+        if (n > 0) {
+            require_pointer(n_cells, "n_cells");
+        }
+        set_layer_cells(*model, n_cells, n);
+        return H2OG_OK;
+    });
+}
+
+int32_t h2og_n_groups(h2og_cache * cache) {
+    return guarded([&]() -> int32_t { return int32_t(state_of(cache).first->groups.size()); });
+}
+
+int32_t h2og_get_group(h2og_cache * cache, int32_t i, h2og_cache ** out) {
+    return guarded([&]() -> int32_t {
+        require_pointer(out, "out");
+        *out = nullptr;
+        const h2og_state & s = state_of(cache);
+        if (&s != s.first) {
+            fail(H2OG_INVALID, "groups are asked of the cache that was attached");
+        }
+        if (i < 0 || i >= int32_t(s.groups.size())) {
+            fail(H2OG_INVALID, "group %d does not exist: there are %zu", i, s.groups.size());
+        }
+        *out = i == 0 ? cache : cache->others[i - 1].get();
+        return H2OG_OK;
+    });
 }
 
 int32_t h2og_get_info(h2og_cache * cache, h2og_info * out) {
@@ -188,7 +234,7 @@ int32_t h2og_set_query_weights(h2og_cache * cache, const float * weights, int32_
         if (n < 0 || (n > 0 && weights == nullptr)) {
             fail(H2OG_INVALID, "%d query weights", n);
         }
-        s.query_weights.assign(weights, weights + n);
+        s.first->query_weights.assign(weights, weights + n);
         return H2OG_OK;
     });
 }
@@ -237,9 +283,7 @@ int32_t h2og_rebase(h2og_cache * cache, int32_t seq) {
 int32_t h2og_rollback_min(h2og_cache * cache, int32_t seq) {
     return guarded([&]() -> int32_t {
         h2og_state & s = state_of(cache);
-        const int32_t stream = s.stream_of(seq);
-        s.follow_books(stream);
-        return s.rollback_min(stream);
+        return s.rollback_min(s.stream_of(seq));
     });
 }
 

@@ -5,9 +5,12 @@
 #include "state.h"
 
 #include <memory>
+#include <vector>
 
+// A group of a context.  The first owns the others.
 struct h2og_cache {
     std::shared_ptr<h2og_state> state;
+    std::vector<std::unique_ptr<h2og_cache>> others;
 };
 
 namespace h2og {

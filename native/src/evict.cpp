@@ -5,6 +5,7 @@
 #include "llama-model.h"
 
 #include <algorithm>
+#include <climits>
 
 using namespace h2og;
 
@@ -34,8 +35,33 @@ void mark_victims(const int32_t * victims, int32_t n, const std::vector<int32_t>
 void h2og_state::before_batch(int32_t seq, int32_t n) {
     require_context();
     const int32_t s = stream_of(seq);
+    int32_t n_positions = INT32_MAX;
+    bool evicts = false;
+    for (h2og_state * group : groups) {
+        group->make_room_for(seq, n);
+        n_positions = std::min(n_positions, group->n_pos_max);
+        evicts = evicts || group->params.budget > 0;
+    }
+    const Stream & stream = streams[s];
+    if (evicts && stream.n_past - stream.rope_shift + n > n_positions) {
+        require_renumbering();
+        const int32_t keep = n_positions - std::max(n, std::min(params.block, n_positions/2));
+        if (keep < 1) {
+            fail(H2OG_POSITION, "a batch of %d tokens does not fit into %d positions", n, n_positions);
+        }
+        for (h2og_state * group : groups) {
+            group->make_room(seq, keep);
+        }
+        if (stream.n_used > 0) {
+            rebase(s);
+        }
+    }
+}
+
+void h2og_state::make_room_for(int32_t seq, int32_t n) {
+    const int32_t s = stream_of(seq);
     follow_books(s);
-    Stream & stream = streams[s];
+    const Stream & stream = streams[s];
     if (params.budget == 0) {
         return;  // never evict: llama.cpp itself says when the cache is full
     }
@@ -45,17 +71,6 @@ void h2og_state::before_batch(int32_t seq, int32_t n) {
     const bool is_over = stream.n_used > params.budget && (n > params.block || stream.n_used + n > params.budget + params.block);
     if (is_over || stream.n_used + n > n_cells) {
         make_room(seq, std::min(params.budget, n_cells - n));
-    }
-    if (stream.n_past - stream.rope_shift + n > n_pos_max) {
-        require_renumbering();
-        const int32_t keep = n_pos_max - std::max(n, std::min(params.block, n_pos_max/2));
-        if (keep < 1) {
-            fail(H2OG_POSITION, "a batch of %d tokens does not fit into %d positions", n, n_pos_max);
-        }
-        make_room(seq, keep);
-        if (stream.n_used > 0) {
-            rebase(s);
-        }
     }
 }
 
@@ -97,6 +112,9 @@ void h2og_state::evict(int32_t s, const int32_t * victims, int32_t n) {
     }
     if (n == 0) {
         return;
+    }
+    if (n == stream.n_used && first->groups.size() > 1) {
+        fail(H2OG_INVALID, "the layers of one size cannot be emptied alone: all %d entries would go, and other layers' stay", n);
     }
 
     // The cells to release: those with the oldest positions in llama.cpp's books, the same for every layer and head.
@@ -170,7 +188,23 @@ void h2og_state::move_rows(const Layer & layer, int32_t s, const std::vector<Mov
     }
 }
 
-int32_t h2og_state::rollback_min(int32_t s) const {
+int32_t h2og_state::rollback_min(int32_t s) {
+    int32_t res = 0, oldest_of_all = INT32_MAX;
+    for (h2og_state * group : first->groups) {
+        group->follow_books(s);
+        res = std::max(res, group->exact_from(s));
+        oldest_of_all = std::min(oldest_of_all, h2og_access::cells(*group->cache, s).seq_pos_min(s));
+    }
+    for (const h2og_state * group : first->groups) {
+        const int32_t oldest = h2og_access::cells(*group->cache, s).seq_pos_min(s);
+        if (oldest > oldest_of_all) {
+            res = std::max(res, oldest + 1);  // further back this group would be empty, and another would not
+        }
+    }
+    return std::min(res, streams[s].n_past);
+}
+
+int32_t h2og_state::exact_from(int32_t s) const {
     const Stream & stream = streams[s];
     const auto & cells = h2og_access::cells(*cache, s);
     int32_t res = stream.n_evicted > 0 ? std::max(stream.exact_from, cells.seq_pos_min(s)) : 0;

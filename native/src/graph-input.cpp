@@ -19,19 +19,22 @@ void Input::set_input(const llama_ubatch * ubatch) {
     if (weights != nullptr && state.queries != nullptr) {
         set_slots(*ubatch);
     }
-    shift_positions(*ubatch);
+    if (&state == state.first) {
+        shift_positions(*ubatch);  // which all groups share
+    }
 }
 
 void Input::set_weights(const llama_ubatch & ubatch) {
     // Within a ubatch the newer queries have faded less: weight w of query t counts w*decay^(n - 1 - t).
     const float decay = state.params.decay;
+    const auto & batch_weights = state.first->batch_weights;
     const int64_t n = weights->ne[0], n_stream = weights->ne[1];
     std::vector<float> w(n*n_stream), f(n_stream, powf(decay, float(n)));
     for (int64_t s = 0; s < n_stream; ++s) {
         for (int64_t t = 0; t < n; ++t) {
             const int64_t i = s*n + t;
             const size_t in_batch = ubatch.data ? size_t(ubatch.data->batch_idxs[i]) : size_t(i);
-            const float q = in_batch < state.batch_weights.size() ? state.batch_weights[in_batch] : 1.0f;
+            const float q = in_batch < batch_weights.size() ? batch_weights[in_batch] : 1.0f;
             w[i] = q*powf(decay, float(n - 1 - t));
         }
     }

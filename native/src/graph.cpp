@@ -16,7 +16,8 @@ namespace {
 
 Input & input_of(const llm_graph_context & graph, h2og_state & state) {
     for (auto & input : graph.res->inputs) {
-        if (auto * in = dynamic_cast<Input *>(input.get())) {
+        auto * in = dynamic_cast<Input *>(input.get());
+        if (in != nullptr && &in->state == &state) {
             return *in;
         }
     }
@@ -32,15 +33,18 @@ void want_weights(Input & in, const llm_graph_context & graph, int64_t n_query, 
     }
 }
 
-// The layer whose cache k is a view of, or nullptr: a window layer, or attention without a cache.
-Layer * layer_of(h2og_state & state, const ggml_tensor * k) {
+// The layer whose cache k is a view of, and its group, or nullptr and the first group: a window layer, or attention without a
+// cache.
+std::pair<h2og_state *, Layer *> layer_of(h2og_state & first, const ggml_tensor * k) {
     const ggml_tensor * storage = k->view_src != nullptr ? k->view_src : k;
-    for (Layer & layer : state.layers) {
-        if (layer.k == storage) {
-            return &layer;
+    for (h2og_state * group : first.groups) {
+        for (Layer & layer : group->layers) {
+            if (layer.k == storage) {
+                return { group, &layer };
+            }
         }
     }
-    return nullptr;
+    return { &first, nullptr };
 }
 
 // Sources of the custom nodes, in this order; those that are absent are left out.
@@ -151,10 +155,11 @@ ggml_tensor * h2og_build_attention(
         ggml_tensor * q, ggml_tensor * k, ggml_tensor * v,
         ggml_tensor * kq_b, ggml_tensor * kq_mask, ggml_tensor * sinks, ggml_tensor * v_mla,
         float kq_scale, int il) {
-    h2og_state & state = *g.cparams.h2og;
+    h2og_state & first = *g.cparams.h2og;
+    const auto [group, layer] = layer_of(first, k);
+    h2og_state & state = *group;
     Input & in = input_of(g, state);
-    state.rotations[il] = find_rotation(q);
-    Layer * layer = layer_of(state, k);
+    first.rotations[il] = find_rotation(q);
     if (layer == nullptr || kq_b != nullptr) {
         return nullptr;
     }

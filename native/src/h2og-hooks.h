@@ -1,14 +1,20 @@
-// The functions that the patched llama.cpp calls.  None of them throws.
+// The functions that the patched llama.cpp calls.  None of them throws, but for h2og_cache_sizes.
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <vector>
 
 struct ggml_tensor;
 struct llama_batch;
 struct llama_context;
+struct llama_model;
 struct llama_ubatch;
 struct llm_graph_context;
 class  llama_kv_cache;
+class  llama_kv_cache_context;
+class  llm_graph_input_attn_k;
+class  llm_graph_input_attn_kv;
 
 struct h2og_state;
 
@@ -36,3 +42,18 @@ bool h2og_before_seq_cp(h2og_state * state, const llama_kv_cache * cache, int32_
 
 // Before llama.cpp shifts positions: always false, since positions here are renumbered by re-rotation alone.
 bool h2og_before_shift(h2og_state * state, const llama_kv_cache * cache);
+
+// Numbers of cells that the layers of a cache of n_cells shall have, each once, by first layer; at most one: a single cache.
+// Throws std::runtime_error, which makes llama_init_from_model fail, where they do not fit the model or the context.
+std::vector<uint32_t> h2og_cache_sizes(
+        const llama_model & model, const std::function<bool(int32_t)> & filter, bool has_window, uint32_t n_cells);
+
+// Cells of one layer where the context has n_cells.
+uint32_t h2og_layer_size(const llama_model & model, int32_t il, uint32_t n_cells);
+
+// The graph's input for the part of a cache that holds a layer, or nullptr: the first cache holds it.
+llm_graph_input_attn_kv * h2og_part_input(const llm_graph_context & graph, const llama_kv_cache_context * mctx, int il);
+
+// The same, or inp itself.
+llm_graph_input_attn_kv * h2og_input_of(const llm_graph_context & graph, llm_graph_input_attn_kv * inp, int il);
+llm_graph_input_attn_k *  h2og_input_of(const llm_graph_context & graph, llm_graph_input_attn_k * inp, int il);

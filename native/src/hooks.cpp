@@ -31,56 +31,65 @@ int h2og_before_batch(h2og_state * state, const llama_batch & batch) {
     return H2OG_DECODE_FAILED;
 }
 
-void h2og_after_ubatch(h2og_state * state, const llama_ubatch & ubatch) {
-    if (state->observer == nullptr) {
-        return;
+void h2og_after_ubatch(h2og_state * first, const llama_ubatch & ubatch) {
+    for (h2og_state * state : first->groups) {
+        if (state->observer == nullptr) {
+            continue;
+        }
+        guarded([&]() -> int32_t {
+            std::map<int32_t, int32_t> n_tokens;
+            for (uint32_t i = 0; i < ubatch.n_tokens; ++i) {
+                ++n_tokens[ubatch.seq_id[i][0]];
+            }
+            state->synchronize();
+            for (const auto & [seq, n] : n_tokens) {
+                const int32_t s = state->stream_of(seq);
+                state->follow_books(s);
+                const h2og_view view = state->view(s);
+                const CallbackGuard guard(*state);
+                state->observer(state->observer_user, &view, n);
+            }
+            return H2OG_OK;
+        });
     }
-    guarded([&]() -> int32_t {
-        std::map<int32_t, int32_t> n_tokens;
-        for (uint32_t i = 0; i < ubatch.n_tokens; ++i) {
-            ++n_tokens[ubatch.seq_id[i][0]];
-        }
-        state->synchronize();
-        for (const auto & [seq, n] : n_tokens) {
-            const int32_t s = state->stream_of(seq);
-            state->follow_books(s);
-            const h2og_view view = state->view(s);
-            const CallbackGuard guard(*state);
-            state->observer(state->observer_user, &view, n);
-        }
-        return H2OG_OK;
-    });
 }
 
-// The window half of an iSWA cache holds all its entries, and is only told what the evicted half has agreed to.
+// The window half of an iSWA cache holds all its entries, and is only told what the evicted half has agreed to; so are the
+// parts of a cache, since what is asked of the first group is decided for all.
 
-bool h2og_before_seq_rm(h2og_state * state, const llama_kv_cache * cache, int32_t seq_id, int32_t p0, int32_t p1) {
-    if (cache != state->cache) {
+bool h2og_before_seq_rm(h2og_state * first, const llama_kv_cache * cache, int32_t seq_id, int32_t p0, int32_t p1) {
+    if (cache != first->cache || first != first->first) {
         return true;
     }
     return guarded([&]() -> int32_t {
-        const int32_t first = seq_id < 0 ? 0 : state->stream_of(seq_id);
-        const int32_t last  = seq_id < 0 ? state->n_stream : first + 1;
+        const int32_t begin_seq = seq_id < 0 ? 0 : first->stream_of(seq_id);
+        const int32_t end_seq   = seq_id < 0 ? first->n_stream : begin_seq + 1;
         std::vector<int32_t> emptied;
-        for (int32_t s = first; s < last; ++s) {
-            state->follow_books(s);
-            const auto & cells = h2og_access::cells(*state->cache, s);
-            const int32_t oldest = cells.seq_pos_min(s), newest = cells.seq_pos_max(s);
+        for (int32_t s = begin_seq; s < end_seq; ++s) {
+            const int32_t exact_from = first->rollback_min(s);
+            const int32_t newest = first->streams[s].n_past - 1;
             const int32_t begin = std::max(p0, 0), end = p1 < 0 ? newest + 1 : p1;
-            const bool is_nothing = oldest < 0 || begin > newest || end <= oldest;
-            const bool is_all     = begin <= oldest && end > newest;
-            const bool is_tail    = end > newest && begin >= state->rollback_min(s);
-            const bool is_intact  = state->streams[s].n_evicted == 0 && state->window == nullptr;
+            const auto count = [&](auto && holds) { return std::count_if(first->groups.begin(), first->groups.end(), holds); };
+            const auto oldest = [&](const h2og_state * g) { return h2og_access::cells(*g->cache, s).seq_pos_min(s); };
+            const auto n_group = count([](const h2og_state *) { return true; });
+            const auto n_all   = count([&](const h2og_state * g) { return oldest(g) >= 0 && begin <= oldest(g) && end > newest; });
+            const bool is_nothing = begin > newest || count([&](const h2og_state * g) { return end > oldest(g); }) == 0;
+            const bool is_all     = n_all == n_group;
+            const bool is_tail    = end > newest && begin >= exact_from && n_all == 0;
+            const bool is_intact  = first->window == nullptr &&
+                count([&](const h2og_state * g) { return g->streams[s].n_evicted > 0; }) == 0;
             if (!is_nothing && !is_all && !is_tail && !is_intact) {
                 fail(H2OG_INVALID, "removing positions [%d, %d) would not be exact: only a tail from %d on can be removed",
-                     begin, end, state->rollback_min(s));
+                     begin, end, exact_from);
             }
             if (is_all) {
                 emptied.push_back(s);
             }
         }
         for (const int32_t s : emptied) {
-            state->forget(s);
+            for (h2og_state * group : first->groups) {
+                group->forget(s);
+            }
         }
         return H2OG_OK;
     }) == H2OG_OK;
@@ -98,7 +107,7 @@ void h2og_before_clear(h2og_state * state, const llama_kv_cache * cache) {
 }
 
 bool h2og_before_seq_cp(h2og_state * state, const llama_kv_cache * cache, int32_t seq_src, int32_t seq_dst, int32_t p0, int32_t p1) {
-    if (cache != state->cache) {
+    if (cache != state->cache || state != state->first) {
         return true;
     }
     return guarded([&]() -> int32_t {
@@ -106,7 +115,9 @@ bool h2og_before_seq_cp(h2og_state * state, const llama_kv_cache * cache, int32_
         if (p0 > 0 || (p1 >= 0 && p1 <= newest)) {
             fail(H2OG_INVALID, "only whole sequences can be copied, not positions [%d, %d)", p0, p1);
         }
-        state->copy_stream(state->stream_of(seq_src), state->stream_of(seq_dst));
+        for (h2og_state * group : state->groups) {
+            group->copy_stream(group->stream_of(seq_src), group->stream_of(seq_dst));
+        }
         return H2OG_OK;
     }) == H2OG_OK;
 }

@@ -145,5 +145,5 @@ void h2og_state::read_queries(int32_t s, int32_t layer, float * out) const {
 
 std::vector<Pair> h2og_state::pairs_of(int32_t il) const {
     const auto & hparams = ctx->get_model().hparams;
-    return h2og::pairs_of(rotations[il], first_rotated(rotations[il], head_dim_k, hparams.n_lora_kv > 0));
+    return h2og::pairs_of(first->rotations[il], first_rotated(first->rotations[il], head_dim_k, hparams.n_lora_kv > 0));
 }

@@ -115,7 +115,7 @@ void h2og_state::require_rotations() const {
             continue;
         }
         for (const auto & layer : h2og_access::layers(*c)) {
-            switch (rotations[layer.il].kind) {
+            switch (first->rotations[layer.il].kind) {
                 case Rotation::UNKNOWN:
                     fail(H2OG_NATIVE, "no graph was built that shows how layer %u rotates its keys", layer.il);
                 case Rotation::ENTANGLED:
@@ -137,21 +137,19 @@ void h2og_state::require_renumbering() const {
 
 void h2og_state::learn_rotations() {
     try {
-        require_rotations();
+        for (const h2og_state * group : groups) {
+            group->require_rotations();
+        }
     } catch (const Error &) {
-        can_renumber = false;
+        for (h2og_state * group : groups) {
+            group->can_renumber = false;
+        }
     }
 }
 
-void h2og_state::rebase(int32_t s) {
-    require_context();
-    require_renumbering();
-    follow_books(s);
-    Stream & stream = streams[s];
-    settle();
-    ctx->sched_reserve();  // builds a graph, if none has been, to read the rotations from
-    require_rotations();
-
+// Rotates this group's entries to consecutive positions from begin on.
+void h2og_state::turn_entries(int32_t s, int32_t begin) {
+    const Stream & stream = streams[s];
     std::vector<int32_t> order;
     for (int32_t cell = 0; cell < n_cells; ++cell) {
         if (stream.books[cell] != -1) {
@@ -167,23 +165,44 @@ void h2og_state::rebase(int32_t s) {
             const size_t base = index(s, j, ih);
             std::sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return pos[base + a] < pos[base + b]; });
             for (size_t i = 0; i < order.size(); ++i) {
-                const int32_t old = rope_pos[base + order[i]];
-                if (old != int32_t(i)) {
-                    turns.push_back({ order[i]*n_head_kv + ih, int32_t(i) - old });
+                const int32_t by = begin + int32_t(i) - rope_pos[base + order[i]];
+                if (by != 0) {
+                    turns.push_back({ order[i]*n_head_kv + ih, by });
                     entries.push_back(base + order[i]);
                 }
             }
         }
-        turn_all(*ctx, *cache, rotations[layers[j].il], layers[j].il, layers[j].k, s, turns,
+        turn_all(*ctx, *cache, first->rotations[layers[j].il], layers[j].il, layers[j].k, s, turns,
                  [&](size_t t) { rope_pos[entries[t]] += turns[t].by; });
     }
+}
 
-    const int32_t shift = stream.n_past - int32_t(order.size());
+void h2og_state::rebase(int32_t s) {
+    if (this != first) {
+        return first->rebase(s);
+    }
+    require_context();
+    require_renumbering();
+    settle();
+    ctx->sched_reserve();  // builds a graph, if none has been, to read the rotations from
+    int32_t n_used = 0;  // of the fullest group: the graph has one position per token, so all groups end at the same
+    for (h2og_state * group : groups) {
+        group->follow_books(s);
+        group->require_rotations();
+        n_used = std::max(n_used, group->streams[s].n_used);
+    }
+    for (h2og_state * group : groups) {
+        group->turn_entries(s, n_used - group->streams[s].n_used);
+    }
+
+    Stream & stream = streams[s];
+    const int32_t shift = stream.n_past - n_used;
     if (window != nullptr) {
         // The window layers keep all their entries; they move with the queries, all by the same distance.
         const llama_kv_cells & cells = h2og_access::cells(*window, s);
         const auto & window_layers = h2og_access::layers(*window);
         stream.window_shift.resize(window_layers.size(), 0);
+        std::vector<Turn> turns;
         for (size_t w = 0; w < window_layers.size(); ++w) {
             const auto & layer = window_layers[w];
             const int32_t n_head = int32_t(ctx->get_model().hparams.n_head_kv(layer.il));
@@ -197,6 +216,8 @@ void h2og_state::rebase(int32_t s) {
             stream.window_shift[w] = shift;
         }
     }
-    stream.rope_shift = shift;
-    stream.n_rebases += 1;
+    for (h2og_state * group : groups) {
+        group->streams[s].rope_shift = shift;
+        group->streams[s].n_rebases += 1;
+    }
 }

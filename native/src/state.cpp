@@ -27,6 +27,11 @@ int32_t trained_positions(const llama_model & model, const llama_cparams & cpara
     return uses_short_factors ? std::min(hparams.n_ctx_train, hparams.n_ctx_orig_yarn) : hparams.n_ctx_train;
 }
 
+h2og_params of_group(h2og_params params, const llama_kv_cache & cache, bool is_only) {
+    params.budget = is_only ? params.budget : std::min(params.budget, int32_t(cache.get_size()));
+    return params;
+}
+
 bool has_learned_positions(const llama_model & model) {
     return model.pos_embd != nullptr;
 }
@@ -63,7 +68,11 @@ h2og_state::Caches h2og_state::find_caches(llama_context & ctx) {
     }
 
     const llama_kv_cache & cache = *res.evicted;
-    const auto & layers = h2og_access::layers(cache);
+    auto layers = h2og_access::layers(cache);
+    for (const auto & part : h2og_access::parts(cache)) {
+        const auto & more = h2og_access::layers(*part);
+        layers.insert(layers.end(), more.begin(), more.end());
+    }
     const auto & cparams = ctx.get_cparams();
     if (layers.empty()) {
         fail(H2OG_UNSUPPORTED, "architecture '%s': every attention layer has a sliding window, so its cache is bounded already",
@@ -103,8 +112,18 @@ h2og_state::Caches h2og_state::find_caches(llama_context & ctx) {
     return res;
 }
 
-h2og_state::h2og_state(llama_context & ctx, const h2og_params & wanted) : ctx(&ctx) {
-    const Caches caches = find_caches(ctx);
+h2og_state::h2og_state(llama_context & ctx, const h2og_params & wanted) : h2og_state(ctx, find_caches(ctx), wanted, nullptr) {
+    groups.push_back(this);
+    for (const auto & part : h2og_access::parts(*cache)) {
+        Caches caches;
+        caches.evicted = part.get();
+        parts.emplace_back(new h2og_state(ctx, caches, wanted, this));
+        groups.push_back(parts.back().get());
+    }
+}
+
+h2og_state::h2og_state(llama_context & ctx, const Caches & caches, const h2og_params & wanted, h2og_state * first) :
+    first(first != nullptr ? first : this), ctx(&ctx) {
     const auto & model   = ctx.get_model();
     const auto & hparams = model.hparams;
     const auto & kv_layers = h2og_access::layers(*caches.evicted);
@@ -120,7 +139,7 @@ h2og_state::h2og_state(llama_context & ctx, const h2og_params & wanted) : ctx(&c
     head_dim_k = int32_t(hparams.n_embd_head_k(il0));
     head_dim_v = int32_t(hparams.n_embd_head_v(il0));
     can_renumber = !has_learned_positions(model);
-    rotations.resize(hparams.n_layer_all);
+    rotations.resize(first != nullptr ? 0 : hparams.n_layer_all);
 
     for (const auto & layer : kv_layers) {
         layer_ids.push_back(int32_t(layer.il));
@@ -131,7 +150,7 @@ h2og_state::h2og_state(llama_context & ctx, const h2og_params & wanted) : ctx(&c
         }
     }
 
-    set_params(wanted);
+    set_params(of_group(wanted, *cache, first == nullptr && h2og_access::parts(*cache).empty()));
 
     streams.resize(n_stream);
     for (auto & s : streams) {
@@ -146,6 +165,12 @@ h2og_state::h2og_state(llama_context & ctx, const h2og_params & wanted) : ctx(&c
 }
 
 h2og_state::~h2og_state() = default;
+
+void h2og_state::context_gone() {
+    for (h2og_state * group : groups) {
+        group->ctx = nullptr;
+    }
+}
 
 void h2og_state::set_params(const h2og_params & wanted) {
     require_context();

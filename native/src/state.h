@@ -1,4 +1,7 @@
 // Eviction state of one llama_context: entry positions and scores of its cache, and what is done to them.
+//
+// Where layers have caches of several sizes, each cache has a state, a group.  The first group knows all of them, and what
+// belongs to the context: queries, rotations, the sliding-window half.  They share positions and the shift of rotary ones.
 #pragma once
 
 #include "access.h"
@@ -46,6 +49,7 @@ struct FreeBuffer { void operator()(ggml_backend_buffer_t b) const { ggml_backen
 } // namespace h2og
 
 struct h2og_state {
+    // Of the first group, and of all others with it; a budget beyond a group's cells is that of its cells.
     h2og_state(llama_context & ctx, const h2og_params & params);
     ~h2og_state();
 
@@ -61,7 +65,7 @@ struct h2og_state {
     static Caches find_caches(llama_context & ctx);
 
     void set_params(const h2og_params & params);
-    void context_gone() { ctx = nullptr; }
+    void context_gone();
     void require_context() const;
 
     // Follows llama.cpp's books: new cells get their position, emptied ones lose theirs.
@@ -70,17 +74,17 @@ struct h2og_state {
     // The sequence has been emptied, or is about to be.
     void forget(int32_t stream);
 
-    // Makes room for n tokens of a sequence, renumbering positions first where they would pass n_pos_max.
+    // Makes room for n tokens of a sequence in all groups, renumbering positions first where they would pass n_pos_max.
     void before_batch(int32_t seq, int32_t n);
 
     int32_t make_room(int32_t seq, int32_t n_keep);
     void    evict(int32_t stream, const int32_t * victims, int32_t n);
     void    move_rows(const h2og::Layer & layer, int32_t stream, const std::vector<h2og::Move> & moves) const;
-    void    rebase(int32_t stream);
+    void    rebase(int32_t stream);     // in all groups
     void    require_rotations() const;  // throws unless every layer's keys can be re-rotated
     void    require_renumbering() const; // throws, with the reason, unless can_renumber
     void    learn_rotations();          // decides can_renumber, once a graph has been built
-    int32_t rollback_min(int32_t stream) const;
+    int32_t rollback_min(int32_t stream);  // of all groups
 
     // The view's scores are current after synchronize().
     h2og_view view(int32_t stream) const;
@@ -109,6 +113,9 @@ struct h2og_state {
         return ((size_t(stream)*n_layer + layer)*n_head_kv + head)*n_cells;
     }
 
+    h2og_state * const        first;            // group, which is this one unless a part was given
+    std::vector<h2og_state *> groups;           // of the first: all of them, itself included
+
     llama_context *  ctx;
     llama_kv_cache * cache;
     llama_kv_cache * window;
@@ -124,7 +131,7 @@ struct h2og_state {
 
     std::vector<h2og::Layer>  layers;
     std::vector<int32_t>      layer_ids;
-    std::vector<h2og::Rotation> rotations;  // by model layer
+    std::vector<h2og::Rotation> rotations;  // by model layer; of the first group
     std::vector<h2og::Stream> streams;
     std::unique_ptr<h2og::Queries> queries;  // nullptr: none are recorded
 
@@ -132,8 +139,8 @@ struct h2og_state {
     std::vector<int32_t> pos;               // same shape
     std::vector<int32_t> rope_pos;          // same shape
 
+    // Of the first group.
     bool in_callback = false;                  // a policy or an observer is running
-
     std::vector<float> query_weights;          // of the next batch, in batch order; empty: all 1
     std::vector<float> batch_weights;          // of the batch being decoded
 
@@ -146,9 +153,15 @@ struct h2og_state {
     bool force_graph_moves = false;
 
 private:
+    h2og_state(llama_context & ctx, const Caches & caches, const h2og_params & params, h2og_state * first);
+
+    std::vector<std::unique_ptr<h2og_state>> parts;  // of the first: the other groups
     std::vector<std::unique_ptr<ggml_context, h2og::FreeGgml>>                             score_ctxs;
     std::vector<std::unique_ptr<std::remove_pointer_t<ggml_backend_buffer_t>, h2og::FreeBuffer>> score_buffers;
 
+    void make_room_for(int32_t seq, int32_t n);
+    void turn_entries(int32_t stream, int32_t begin);
+    int32_t exact_from(int32_t stream) const;
     void allocate_scores();
     void clear_entry(int32_t stream, int32_t cell);
 };
@@ -158,7 +171,7 @@ namespace h2og {
 // While it lives, a callback of the caller's runs.
 class CallbackGuard {
 public:
-    explicit CallbackGuard(h2og_state & state) : state(state) { state.in_callback = true; }
+    explicit CallbackGuard(h2og_state & any) : state(*any.first) { state.in_callback = true; }
     ~CallbackGuard() { state.in_callback = false; }
 
     CallbackGuard(const CallbackGuard &) = delete;

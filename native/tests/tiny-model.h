@@ -5,6 +5,7 @@
 
 #include "ggml.h"
 #include "gguf.h"
+#include "h2og.h"
 #include "llama.h"
 
 #include <cstdint>
@@ -83,6 +84,7 @@ struct Options {
     ggml_type type_k = GGML_TYPE_F16, type_v = GGML_TYPE_F16;
     bool flash = true;
     int32_t n_threads = 1;
+    std::vector<int32_t> layer_cells;  // as h2og_set_layer_cells takes them
 };
 
 inline Context make_context(llama_model & model, const Options & o) {
@@ -94,6 +96,7 @@ inline Context make_context(llama_model & model, const Options & o) {
     p.flash_attn_type = o.flash ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
     p.type_k = o.type_k;
     p.type_v = o.type_v;
+    CHECK(h2og_set_layer_cells(&model, o.layer_cells.data(), int32_t(o.layer_cells.size())) == 0, "%s", h2og_last_error());
     Context ctx(llama_init_from_model(&model, p));
     CHECK(ctx != nullptr, "no context: K %s V %s", ggml_type_name(o.type_k), ggml_type_name(o.type_v));
     return ctx;

@@ -1,200 +1,85 @@
-// Random walks of decoding, eviction, rollback, renumbering and clearing, with a shadow copy of every entry.
+// Random walks of decoding, eviction, rollback, renumbering and clearing, with a shadow copy of every entry, in one cache and
+// in groups of layers with budgets of their own.
 //
 // I1 occupied cells are the same for every layer and head; I2 llama.cpp's books hold the last n_used positions without gaps;
 // I3 cells from rollback_min on hold their own entry in every head; I4 a moved row is bit-identical.
-#include "state.h"
-#include "tiny-model.h"
+#include "walker.h"
 
-#include <algorithm>
-#include <array>
 #include <cmath>
-#include <map>
-#include <set>
 
 namespace {
 
-constexpr int32_t N_LAYER = 2, N_OBSERVED = 12;
-
-// Names random cells, never the newest n_recent positions.
-struct RandomPolicy {
-    std::mt19937 rng{ 11 };
-    int32_t n_recent;
-
-    static int32_t victims(void * user, const h2og_view * view, int32_t n, int32_t * out) {
-        auto & self = *static_cast<RandomPolicy *>(user);
-        for (int32_t i = 0; i < view->n_layer*view->n_head_kv; ++i) {
-            const int32_t * pos = view->pos + size_t(i)*view->n_cells;
-            std::vector<int32_t> allowed;
-            for (int32_t cell = 0; cell < view->n_cells; ++cell) {
-                if (pos[cell] >= 0 && pos[cell] < view->n_past - self.n_recent) {
-                    allowed.push_back(cell);
-                }
-            }
-            if (int32_t(allowed.size()) < n) {
-                return 1;
-            }
-            std::shuffle(allowed.begin(), allowed.end(), self.rng);
-            std::copy_n(allowed.begin(), n, out + size_t(i)*n);
-        }
-        return 0;
+// All groups of a context, the attached cache first.
+std::vector<h2og_cache *> groups_of(h2og_cache * cache) {
+    std::vector<h2og_cache *> groups(size_t(h2og_n_groups(cache)));
+    for (size_t i = 0; i < groups.size(); ++i) {
+        CHECK(h2og_get_group(cache, int32_t(i), &groups[i]) == H2OG_OK, "%s", h2og_last_error());
     }
-};
+    CHECK(groups.at(0) == cache, "group 0 is another cache");
+    return groups;
+}
 
-using Row = std::vector<float>;
-
-// One sequence of a cache and what it should hold.
-struct Walker {
-    llama_context & ctx;
-    h2og_cache * cache;
-    int32_t seq;
-    std::array<std::map<int32_t, std::pair<Row, Row>>, N_LAYER*tiny::N_HEAD_KV> shadow;  // position -> K row, V row
-    std::map<int32_t, int32_t> own_cell;                                                 // position -> cell it was written to
-    std::vector<int32_t> recorded;                                                       // positions, the newest N_OBSERVED
-    std::array<std::map<int32_t, Row>, N_LAYER> queries;                                 // position -> query
-
-    h2og_view view() const {
-        h2og_view v;
-        CHECK(h2og_get_view(cache, seq, &v) == H2OG_OK, "%s", h2og_last_error());
-        return v;
+int64_t sum_of(const std::vector<h2og_cache *> & groups, int32_t seq, int64_t h2og_counters::* counter) {
+    int64_t sum = 0;
+    for (h2og_cache * group : groups) {
+        h2og_counters counters;
+        CHECK(h2og_get_counters(group, seq, &counters) == H2OG_OK, "%s", h2og_last_error());
+        sum += counters.*counter;
     }
-
-    // Checks the invariants; rows must equal the shadow where it has them, and new ones are added to it.
-    void check(bool keys_turned = false) {
-        const h2og_view v = view();
-        const int32_t rollback = h2og_rollback_min(cache, seq);
-        auto * memory = llama_get_memory(&ctx);
-        const int32_t oldest = llama_memory_seq_pos_min(memory, seq), newest = llama_memory_seq_pos_max(memory, seq);
-        CHECK(v.n_used == (newest < 0 ? 0 : newest - oldest + 1), "I2: %d used, books %d .. %d", v.n_used, oldest, newest);
-        CHECK(v.n_past == newest + 1, "n_past %d, books end at %d", v.n_past, newest);
-
-        std::vector<float> keys(size_t(v.n_head_kv)*v.n_cells*tiny::HEAD_DIM), values(keys.size());
-        for (int32_t j = 0; j < v.n_layer; ++j) {
-            CHECK(h2og_read_keys(cache, seq, j, keys.data()) == H2OG_OK, "%s", h2og_last_error());
-            CHECK(h2og_read_values(cache, seq, j, values.data()) == H2OG_OK, "%s", h2og_last_error());
-            for (int32_t h = 0; h < v.n_head_kv; ++h) {
-                const size_t base = (size_t(j)*v.n_head_kv + h)*v.n_cells;
-                auto & rows = shadow[size_t(j)*v.n_head_kv + h];
-                std::set<int32_t> seen;
-                int32_t n_used = 0;
-                for (int32_t cell = 0; cell < v.n_cells; ++cell) {
-                    const int32_t p = v.pos[base + cell];
-                    CHECK((p == -1) == (v.pos[cell] == -1), "I1: cell %d is used in some heads only", cell);
-                    CHECK((p == -1) == (v.rope_pos[base + cell] == -1), "rope_pos of cell %d", cell);
-                    if (p == -1) {
-                        CHECK(v.scores[base + cell] == 0.0f, "an empty cell has a score");
-                        continue;
-                    }
-                    ++n_used;
-                    CHECK(seen.insert(p).second, "position %d is held twice", p);
-                    CHECK(v.rope_pos[base + cell] >= 0 && v.rope_pos[base + cell] < tiny::N_CTX_TRAIN, "rotary position %d",
-                          v.rope_pos[base + cell]);
-                    const float * k = keys.data()   + (size_t(h)*v.n_cells + cell)*tiny::HEAD_DIM;
-                    const float * w = values.data() + (size_t(h)*v.n_cells + cell)*tiny::HEAD_DIM;
-                    const Row key(k, k + tiny::HEAD_DIM), value(w, w + tiny::HEAD_DIM);
-                    const auto found = rows.find(p);
-                    if (found == rows.end()) {
-                        const auto cell_of = own_cell.emplace(p, cell).first;
-                        CHECK(cell_of->second == cell, "position %d is new in cells %d and %d", p, cell_of->second, cell);
-                        rows[p] = { key, value };
-                    } else {
-                        CHECK(keys_turned || found->second.first == key, "I4: key of position %d changed", p);
-                        CHECK(found->second.second == value, "I4: value of position %d changed", p);
-                        found->second.first = key;
-                    }
-                }
-                for (auto it = own_cell.lower_bound(rollback); it != own_cell.end(); ++it) {
-                    CHECK(v.pos[base + it->second] == it->first, "I3: cell %d holds position %d, not its own %d", it->second,
-                          v.pos[base + it->second], it->first);
-                }
-                CHECK(n_used == v.n_used, "%d entries where %d are used", n_used, v.n_used);
-                for (auto it = rows.begin(); it != rows.end();) {
-                    it = seen.count(it->first) ? std::next(it) : rows.erase(it);
-                }
-            }
-        }
-    }
-
-    void decoded(int32_t first, int32_t n) {
-        for (int32_t p = first; p < first + n; ++p) {
-            recorded.push_back(p);
-        }
-        recorded.erase(recorded.begin(), recorded.end() - std::min(recorded.size(), size_t(N_OBSERVED)));
-    }
-
-    // Queries are those that were recorded first for their position, and the newest.
-    void check_queries(bool are_turned) {
-        std::vector<int32_t> pos(N_OBSERVED), expected(N_OBSERVED - recorded.size(), -1);
-        expected.insert(expected.end(), recorded.begin(), recorded.end());
-        CHECK(h2og_read_query_pos(cache, seq, pos.data()) == H2OG_OK, "%s", h2og_last_error());
-        CHECK(pos == expected, "queries up to position %d are recorded, expected up to %d", pos.back(), expected.back());
-        constexpr size_t width = size_t(tiny::N_HEAD)*tiny::HEAD_DIM;
-        std::vector<float> rows(N_OBSERVED*width);
-        for (int32_t j = 0; j < N_LAYER; ++j) {
-            CHECK(h2og_read_queries(cache, seq, j, rows.data()) == H2OG_OK, "%s", h2og_last_error());
-            std::map<int32_t, Row> now;
-            for (int32_t i = 0; i < N_OBSERVED; ++i) {
-                Row row(rows.begin() + i*width, rows.begin() + (i + 1)*width);
-                if (pos[i] == -1) {
-                    CHECK(row == Row(width), "there is no query, and yet it is not 0");
-                    continue;
-                }
-                const auto found = queries[j].find(pos[i]);
-                CHECK(row != Row(width) && (are_turned || found == queries[j].end() || found->second == row),
-                      "the query of position %d is another one", pos[i]);
-                now[pos[i]] = std::move(row);
-            }
-            queries[j] = std::move(now);
-        }
-    }
-
-    void forget(int32_t from) {
-        recorded.erase(std::lower_bound(recorded.begin(), recorded.end(), from), recorded.end());
-        for (auto & of_layer : queries) {
-            of_layer.erase(of_layer.lower_bound(from), of_layer.end());
-        }
-        for (auto & rows : shadow) {
-            rows.erase(rows.lower_bound(from), rows.end());
-        }
-        own_cell.erase(own_cell.lower_bound(from), own_cell.end());
-    }
-};
+    return sum;
+}
 
 void walk(llama_model & model, const tiny::Options & o, int32_t attention, bool is_scored, int n_step, uint32_t seed,
           bool graph_moves = false) {
     const auto ctx = tiny::make_context(model, o);
-    const int32_t budget = 100, block = 16;
+    const int32_t block = 16;
     RandomPolicy policy;
     policy.n_recent = 24;
-    const h2og_params params = { budget, block, attention, 0, 0.99f, is_scored, N_OBSERVED };
+    h2og_params params = { 100, block, attention, 0, 0.99f, is_scored, N_OBSERVED };
     h2og_cache * cache = nullptr;
     CHECK(h2og_attach(ctx.get(), &params, &cache) == H2OG_OK, "%s", h2og_last_error());
-    CHECK(h2og_set_policy(cache, RandomPolicy::victims, &policy) == H2OG_OK, "%s", h2og_last_error());
-    h2og_access::cparams(*ctx).h2og->force_graph_moves = graph_moves;
+    const auto groups = groups_of(cache);
+    CHECK(groups.size() == (o.layer_cells.empty() ? 1 : 2), "%zu groups", groups.size());
+    std::vector<int32_t> budgets;
+    for (size_t i = 0; i < groups.size(); ++i) {
+        params.budget = i == 0 ? 100 : 40;
+        budgets.push_back(params.budget);
+        CHECK(h2og_set_params(groups[i], &params) == H2OG_OK, "%s", h2og_last_error());
+        CHECK(h2og_set_policy(groups[i], RandomPolicy::victims, &policy) == H2OG_OK, "%s", h2og_last_error());
+        h2og_access::cparams(*ctx).h2og->groups[i]->force_graph_moves = graph_moves;
+    }
 
     std::mt19937 rng(seed);
-    std::vector<Walker> walkers;
+    std::vector<std::vector<Walker>> walkers(o.n_seq);  // by sequence and group
     for (uint32_t s = 0; s < o.n_seq; ++s) {
-        walkers.push_back({ *ctx, cache, int32_t(s), {}, {}, {}, {} });
+        for (size_t i = 0; i < groups.size(); ++i) {
+            walkers[s].push_back({ *ctx, groups[i], int32_t(s), i, {}, {}, {}, {} });
+        }
     }
     auto * memory = llama_get_memory(ctx.get());
     for (int step = 0; step < n_step; ++step) {
-        Walker & w = walkers[rng() % walkers.size()];
-        h2og_counters before, after;
-        CHECK(h2og_get_counters(cache, w.seq, &before) == H2OG_OK, "%s", h2og_last_error());
+        auto & sequence = walkers[rng() % walkers.size()];
+        const auto forget = [&](int32_t from) {
+            for (Walker & w : sequence) {
+                w.forget(from);
+            }
+        };
+        Walker & w = sequence[rng() % sequence.size()];
+        const int64_t n_rebases = sum_of(groups, w.seq, &h2og_counters::n_rebases);
         const h2og_view v = w.view();
-        const int32_t rollback = h2og_rollback_min(cache, w.seq);
+        const int32_t rollback = h2og_rollback_min(w.cache, w.seq);
         switch (rng() % 10) {
             case 0: {  // roll back as far as is exact
                 if (v.n_past > 0 && rollback < v.n_past) {
                     const int32_t p = rollback + int32_t(rng() % uint32_t(v.n_past - rollback));
                     CHECK(llama_memory_seq_rm(memory, w.seq, p, -1), "rollback to %d refused, from %d on it is exact", p, rollback);
-                    w.forget(p);
+                    forget(p);
                 }
                 break;
             }
             case 1: {  // anything else is refused and changes nothing
                 const int32_t oldest = llama_memory_seq_pos_min(memory, w.seq);
-                if (before.n_evicted > 0 && rollback - 1 > oldest) {
+                if (sum_of(groups, w.seq, &h2og_counters::n_evicted) > 0 && rollback - 1 > oldest) {
                     CHECK(!llama_memory_seq_rm(memory, w.seq, rollback - 1, -1), "an inexact rollback was accepted");
                     CHECK(!llama_memory_seq_rm(memory, w.seq, oldest, oldest + 1), "removing a prefix was accepted");
                 }
@@ -203,25 +88,28 @@ void walk(llama_model & model, const tiny::Options & o, int32_t attention, bool 
             case 2: {
                 if (rng() % 8 == 0) {
                     CHECK(llama_memory_seq_rm(memory, w.seq, -1, -1), "clearing was refused");
-                    w.forget(0);
+                    forget(0);
                 } else if (v.n_used > 40) {
-                    CHECK(h2og_make_room(cache, w.seq, v.n_used - 8) == 8, "%s", h2og_last_error());
+                    CHECK(h2og_make_room(w.cache, w.seq, v.n_used - 8) == 8, "%s", h2og_last_error());
                 }
                 break;
             }
             default: {
                 const int32_t n = rng() % 3 == 0 ? 1 + int32_t(rng() % o.n_ubatch) : 1;
                 CHECK(tiny::decode(*ctx, tiny::random_tokens(rng, n), w.seq) == 0, "%s", h2og_last_error());
-                w.decoded(v.n_past, n);
-                CHECK(w.view().n_used <= budget + std::max(block, n), "%d entries", w.view().n_used);
+                for (Walker & any : sequence) {
+                    any.decoded(v.n_past, n);
+                    CHECK(any.view().n_used <= budgets[any.group] + std::max(block, n), "%d entries", any.view().n_used);
+                }
             }
         }
-        CHECK(h2og_get_counters(cache, w.seq, &after) == H2OG_OK, "%s", h2og_last_error());
-        w.check(after.n_rebases != before.n_rebases);
-        w.check_queries(after.n_rebases != before.n_rebases);
-        for (Walker & other : walkers) {
-            other.check();
-            other.check_queries(false);
+        const bool keys_turned = sum_of(groups, w.seq, &h2og_counters::n_rebases) != n_rebases;
+        for (auto & other : walkers) {
+            for (Walker & any : other) {
+                any.check(keys_turned && &other == &sequence);
+                any.check_queries(keys_turned && &other == &sequence);
+                CHECK(h2og_rollback_min(any.cache, any.seq) == h2og_rollback_min(cache, any.seq), "groups roll back alike");
+            }
         }
     }
     h2og_detach(cache);
@@ -235,7 +123,7 @@ void refuses_bad_victims(llama_model & model) {
     CHECK(h2og_attach(ctx.get(), &params, &cache) == H2OG_OK, "%s", h2og_last_error());
     std::mt19937 rng(3);
     CHECK(tiny::decode(*ctx, tiny::random_tokens(rng, 20)) == 0, "%s", h2og_last_error());
-    Walker w = { *ctx, cache, 0, {}, {}, {}, {} };
+    Walker w = { *ctx, cache, 0, 0, {}, {}, {}, {} };
     w.check();
     for (const std::array<int32_t, 2> bad : { std::array<int32_t, 2>{ 3, 3 }, { -1, 2 }, { 5, 255 }, { 1, 1000000 } }) {
         std::vector<int32_t> victims;
@@ -258,16 +146,20 @@ std::vector<float> queries_of(h2og_cache * cache, int32_t seq, int32_t layer) {
 }
 
 // A copied sequence is the same sequence, positions, scores and queries included; part of one is not copied.
-void copies_whole_sequences(llama_model & model) {
+void copies_whole_sequences(llama_model & model, const std::vector<int32_t> & layer_cells) {
     tiny::Options o;
     o.n_seq = 2;
+    o.layer_cells = layer_cells;
     const auto ctx = tiny::make_context(model, o);
     const h2og_params params = { 60, 16, H2OG_ATTENTION_AUTO, 0, 1.0f, 1, N_OBSERVED };
     RandomPolicy policy;
     policy.n_recent = 24;
     h2og_cache * cache = nullptr;
     CHECK(h2og_attach(ctx.get(), &params, &cache) == H2OG_OK, "%s", h2og_last_error());
-    CHECK(h2og_set_policy(cache, RandomPolicy::victims, &policy) == H2OG_OK, "%s", h2og_last_error());
+    const auto groups = groups_of(cache);
+    for (h2og_cache * group : groups) {
+        CHECK(h2og_set_policy(group, RandomPolicy::victims, &policy) == H2OG_OK, "%s", h2og_last_error());
+    }
     std::mt19937 rng(5);
     for (int i = 0; i < 20; ++i) {
         CHECK(tiny::decode(*ctx, tiny::random_tokens(rng, 20), 0) == 0, "%s", h2og_last_error());
@@ -278,22 +170,26 @@ void copies_whole_sequences(llama_model & model) {
     llama_memory_seq_cp(memory, 0, 1, -1, -1);
     const auto next = tiny::random_tokens(rng, 5);
     // Until the next decode, llama.cpp has only queued the copy: whoever moves rows carries it out first.
-    std::vector<std::vector<float>> keys(2, std::vector<float>(size_t(tiny::N_HEAD_KV)*o.n_ctx*tiny::HEAD_DIM));
-    for (int32_t seq = 0; seq < 2; ++seq) {
-        policy.rng.seed(2);
-        CHECK(h2og_make_room(cache, seq, 50) > 0, "%s", h2og_last_error());
-        CHECK(h2og_read_keys(cache, seq, 1, keys[seq].data()) == H2OG_OK, "%s", h2og_last_error());
-    }
-    h2og_view v;
-    CHECK(h2og_get_view(cache, 0, &v) == H2OG_OK, "%s", h2og_last_error());
-    for (int32_t head = 0; head < v.n_head_kv; ++head) {
-        for (int32_t cell = 0; cell < v.n_cells; ++cell) {
-            const size_t row = (size_t(head)*v.n_cells + cell)*tiny::HEAD_DIM;
-            CHECK(v.pos[cell] == -1 || std::equal(&keys[0][row], &keys[0][row] + tiny::HEAD_DIM, &keys[1][row]),
-                  "key of head %d, cell %d is not the copied one", head, cell);
+    for (h2og_cache * group : groups) {
+        std::vector<std::vector<float>> keys(2, std::vector<float>(size_t(tiny::N_HEAD_KV)*o.n_ctx*tiny::HEAD_DIM));
+        h2og_view v;
+        CHECK(h2og_get_view(group, 0, &v) == H2OG_OK, "%s", h2og_last_error());
+        for (int32_t seq = 0; seq < 2; ++seq) {
+            policy.rng.seed(2);
+            CHECK(h2og_make_room(group, seq, 50) > 0, "%s", h2og_last_error());
+            CHECK(h2og_read_keys(group, seq, v.n_layer - 1, keys[seq].data()) == H2OG_OK, "%s", h2og_last_error());
         }
+        CHECK(h2og_get_view(group, 0, &v) == H2OG_OK, "%s", h2og_last_error());
+        for (int32_t head = 0; head < v.n_head_kv; ++head) {
+            for (int32_t cell = 0; cell < v.n_cells; ++cell) {
+                const size_t row = (size_t(head)*v.n_cells + cell)*tiny::HEAD_DIM;
+                CHECK(v.pos[cell] == -1 || std::equal(&keys[0][row], &keys[0][row] + tiny::HEAD_DIM, &keys[1][row]),
+                      "key of head %d, cell %d is not the copied one", head, cell);
+            }
+        }
+        const int32_t last = v.n_layer - 1;
+        CHECK(queries_of(group, 0, last) == queries_of(group, 1, last), "the queries are not the copied ones");
     }
-    CHECK(queries_of(cache, 0, 1) == queries_of(cache, 1, 1), "the queries are not the copied ones");
     std::vector<float> logits[2];
     for (int32_t seq = 0; seq < 2; ++seq) {
         policy.rng.seed(1);
@@ -301,10 +197,12 @@ void copies_whole_sequences(llama_model & model) {
         logits[seq] = tiny::logits(*ctx);
     }
     CHECK(logits[0] == logits[1], "the copy goes on differently");
-    h2og_view a, b;
-    CHECK(h2og_get_view(cache, 0, &a) == H2OG_OK && h2og_get_view(cache, 1, &b) == H2OG_OK, "%s", h2og_last_error());
-    const size_t n = size_t(a.n_layer)*a.n_head_kv*a.n_cells;
-    CHECK(std::equal(a.pos, a.pos + n, b.pos) && std::equal(a.scores, a.scores + n, b.scores), "the books differ");
+    for (h2og_cache * group : groups) {
+        h2og_view a, b;
+        CHECK(h2og_get_view(group, 0, &a) == H2OG_OK && h2og_get_view(group, 1, &b) == H2OG_OK, "%s", h2og_last_error());
+        const size_t n = size_t(a.n_layer)*a.n_head_kv*a.n_cells;
+        CHECK(std::equal(a.pos, a.pos + n, b.pos) && std::equal(a.scores, a.scores + n, b.scores), "the books differ");
+    }
     h2og_detach(cache);
 }
 
@@ -354,6 +252,45 @@ void records_sequences_together(llama_model & model, int32_t attention) {
     }
 }
 
+// Groups are borrowed: they end with the first, and are not detached or asked for groups themselves.
+void groups_end_with_the_first(llama_model & model) {
+    tiny::Options o;
+    o.layer_cells = { 256, 200 };
+    auto ctx = tiny::make_context(model, o);
+    const h2og_params params = { 256, 16, H2OG_ATTENTION_AUTO, 0, 1.0f, 1, 0 };
+    h2og_cache * cache = nullptr, * none = nullptr;
+    CHECK(h2og_attach(ctx.get(), &params, &cache) == H2OG_OK, "%s", h2og_last_error());
+    const auto groups = groups_of(cache);
+    CHECK(groups.size() == 2 && h2og_n_groups(groups[1]) == 2, "not two groups");
+    CHECK(h2og_get_group(groups[1], 0, &none) == H2OG_INVALID && none == nullptr, "a group gave groups");
+    CHECK(h2og_get_group(cache, 2, &none) == H2OG_INVALID && h2og_get_group(cache, -1, &none) == H2OG_INVALID, "no such group");
+    h2og_detach(groups[1]);  // refused
+    CHECK(tiny::decode(*ctx, { 1, 2, 3 }) == 0, "%s", h2og_last_error());
+    h2og_view v;
+    CHECK(h2og_get_view(groups[1], 0, &v) == H2OG_OK && v.n_used == 3 && v.n_layer == 1 && v.layer_ids[0] == 1, "group 1");
+    std::vector<int32_t> all;
+    for (int32_t head = 0; head < v.n_head_kv; ++head) {
+        all.insert(all.end(), { 0, 1, 2 });
+    }
+    CHECK(h2og_evict(groups[1], 0, all.data(), 3) == H2OG_INVALID, "one group was emptied");
+    all.assign({ 0, 1, 1, 0 });
+    CHECK(h2og_evict(groups[1], 0, all.data(), 2) == H2OG_OK, "%s", h2og_last_error());
+    CHECK(h2og_rollback_min(cache, 0) == 3 && !llama_memory_seq_rm(llama_get_memory(ctx.get()), 0, 2, -1), "group 1 was emptied");
+    CHECK(llama_memory_seq_rm(llama_get_memory(ctx.get()), 0, 0, -1), "both could not be emptied");
+    ctx.reset();
+    CHECK(h2og_get_view(groups[1], 0, &v) == H2OG_DETACHED, "a freed context was used");
+    h2og_detach(cache);
+
+    ctx = tiny::make_context(model, o);
+    CHECK(tiny::decode(*ctx, { 1, 2, 3 }) == 0 && tiny::decode(*ctx, { 4 }) == 0, "without h2og");
+    const auto expected = tiny::logits(*ctx);
+    CHECK(llama_memory_seq_rm(llama_get_memory(ctx.get()), 0, 3, -1) && tiny::decode(*ctx, { 4 }) == 0, "without h2og");
+    CHECK(tiny::logits(*ctx) == expected, "parts were not rolled back");
+    const int32_t too_few[] = { 256 };
+    CHECK(h2og_set_layer_cells(&model, too_few, 1) == H2OG_INVALID, "cells for one of two layers");
+    CHECK(h2og_set_layer_cells(&model, nullptr, 0) == H2OG_OK, "%s", h2og_last_error());
+}
+
 // Handles and contexts may be freed in either order; a detached context goes on.
 void outlives(llama_model & model) {
     const h2og_params params = { 100, 16, H2OG_ATTENTION_AUTO, 0, 1.0f, 1, 0 };
@@ -396,10 +333,19 @@ int main(int argc, char ** argv) {
     walk(*model, many, H2OG_ATTENTION_AUTO, true, n_step, seed++);
     walk(*model, {}, H2OG_ATTENTION_COMPOSED, true, n_step, seed++);
     walk(*model, {}, H2OG_ATTENTION_COMPOSED, false, n_step, seed++);
+    for (const uint32_t n_seq : { 1, 2 }) {
+        tiny::Options grouped;
+        grouped.n_seq = n_seq;
+        grouped.layer_cells = { 256, 90 };
+        walk(*model, grouped, H2OG_ATTENTION_AUTO, true, n_step, seed++);
+        walk(*model, grouped, H2OG_ATTENTION_COMPOSED, true, n_step, seed++);
+    }
     refuses_bad_victims(*model);
-    copies_whole_sequences(*model);
+    copies_whole_sequences(*model, {});
+    copies_whole_sequences(*model, { 256, 100 });
     records_sequences_together(*model, H2OG_ATTENTION_AUTO);
     records_sequences_together(*model, H2OG_ATTENTION_COMPOSED);
+    groups_end_with_the_first(*model);
     outlives(*model);
     llama_backend_free();
     printf("walks passed\n");

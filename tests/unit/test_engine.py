@@ -102,8 +102,8 @@ class FakeCache:
     kv_bytes = 4096
     n_rebases = 0
 
-    def __init__(self, context: FakeContext, n_recent: int) -> None:
-        self.context, self.n_recent = context, n_recent
+    def __init__(self, context: FakeContext, policy: Any) -> None:
+        self.context, self.budget, self.n_recent = context, policy.budget, policy.n_recent
         self.fn: Any = None
         self.n_evicted = 0
         self.is_closed = False
@@ -119,6 +119,8 @@ class FakeCache:
 
     def make_room(self, n_keep: int) -> int:
         n = self.used() - n_keep
+        if n <= 0:
+            return 0
         pos = np.full((1, 1, 64), -1, np.int32)
         pos[0, 0, : self.used()] = np.arange(self.n_evicted, len(self.context.seen))
         scores = np.zeros(pos.shape, np.float32)
@@ -160,7 +162,7 @@ def engine(n_ctx: int = 100, **knobs: Any) -> tuple[Engine, FakeContext]:
 def evicting(budget: int = 20, policy: Any = None, **knobs: Any) -> tuple[Engine, FakeContext, FakeCache]:
     context = FakeContext(**knobs)
     policy = policy or make("streaming", budget=budget, n_sink=0, n_recent=8)
-    cache = FakeCache(context, policy.n_recent)
+    cache = FakeCache(context, policy)
     return Engine(context, None, policy, cache=cache), context, cache
 
 

@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tiny_models.headers import header
 
 from h2o_gguf.errors import BudgetError, OptionError
 from h2o_gguf.eviction import check_pins
-from h2o_gguf.policies import H2O, make
-from h2o_gguf.sizes import CacheOptions, Sizes, plan_sizes
+from h2o_gguf.models.shape import shape_of
+from h2o_gguf.policies import H2O, LayerBudgets, make
+from h2o_gguf.sizes import CacheOptions, Sizes, plan_model_sizes, plan_sizes
 
 TRAIN = 8192
 
@@ -233,3 +235,23 @@ def test_the_budget_that_an_error_about_pins_names_is_taken(name: str, n_pinned:
         found = re.search(r"raise kv_budget to (\d+) or more", str(caught.value))
         assert found is not None
         check_pins(pins, make(name, budget=int(found[1]), **knobs))
+
+
+def test_budgets_by_layer_size_the_cache_of_each_layer() -> None:
+    """Each layer's budget and the larger of batch and block; the context has room for the largest."""
+    shape = shape_of(header("gemma2", attention__sliding_window=64))  # every second of 12 layers has a window
+    budgets = [700, 700, 300, 300, 100, 100]
+    sizes = plan_model_sizes(CacheOptions(policy=LayerBudgets(budgets), n_batch=32), shape)
+    assert sizes.layer_cells == tuple(n for budget in budgets for n in (0, budget + 64)), (
+        "none for layers with a window"
+    )
+    assert (sizes.n_ubatch, sizes.n_cells) == (32, 768)
+    alike = plan_model_sizes(CacheOptions(policy=make("h2o+", 700), n_batch=32), shape)
+    assert (alike.layer_cells, alike.n_cells) == ((), 768)
+
+
+def test_pins_must_fit_every_layers_budget() -> None:
+    policy = LayerBudgets([64, 16, 64], "streaming", {"n_sink": 2})
+    assert check_pins([(0, 9)], policy) == ((0, 9),)
+    with pytest.raises(BudgetError, match="a budget of 16"):
+        check_pins([(0, 12)], policy)

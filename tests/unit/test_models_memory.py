@@ -56,6 +56,14 @@ def test_windowed_layers_keep_window_and_ubatch() -> None:
     assert memory_bytes(shape, 4096, swa_full=True).n_cells_window == 4096
 
 
+def test_layers_with_cells_of_their_own_are_counted_with_them() -> None:
+    shape = shape_of(header("gemma2", attention__sliding_window=1024))  # every second of 12 layers has none
+    per_cell = 2 * 128 * 2
+    part = memory_bytes(shape, 4096, 512, layer_cells=[77, 600, 77, 0, 77, 256] + [77, 100] * 3)
+    assert part.full == (768 + 4096 + 256 + 3 * 256) * per_cell
+    assert part.window == memory_bytes(shape, 4096, 512).window, "windowed layers ignore theirs"
+
+
 def test_recurrent_state_is_counted_apart(tmp_path: Path) -> None:
     part = memory_bytes(read_shape(build("jamba", tmp_path / "m.gguf")), 256)
     assert part.kv == 256 * 2 * 128 * 2
