@@ -133,6 +133,9 @@ class Tracing:
     def victims(self, view: Any, n: int) -> Any:
         raise NotImplementedError
 
+    def observe(self, view: Any) -> Any:
+        raise NotImplementedError
+
 
 def test_one_reading_serves_policies_that_need_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     names = ["h2o", "h2o+", "streaming", "random"]

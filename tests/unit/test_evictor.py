@@ -59,6 +59,7 @@ class Cache:
             n_past=self.n_past,
             n_used=int((self.pos >= 0).sum()),
             layer_ids=(0,),
+            observation=None,
         )
 
     def batch(self, n: int) -> None:
