@@ -299,13 +299,12 @@ class Engine:
     def evict(self, policy: Policy) -> None:
         """Evict once, down to the budget of another policy and as that one says; the engine's own stays.
 
-        policy : of the same decay, scores and observed queries as the engine's.
+        policy : of the same decay, scores, observed queries and traces as the engine's.
         """
-        if self.cache is None:
+        if self.cache is None or self._evictor is None:
             raise OptionError("nothing can be evicted from a context without an eviction cache", "policy")
         own = self.policy, self._evictor
-        self.policy, self._evictor = policy, Evictor(policy)
-        self._evictor.pins, self._evictor.n_prompt = self._pins, self.n_past
+        self.policy, self._evictor = policy, self._evictor.successor(policy)
         self.cache.set_policy(self._evictor)
         try:
             self.keep_budget()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
@@ -97,6 +98,18 @@ class Evictor:
         """Another sequence of n_past tokens is in the cache now: a prompt, without traces or queries."""
         self._traces.clear()
         self._n_untraced = self.n_prompt = n_past
+
+    def successor(self, policy: Policy) -> Evictor:
+        """One that goes on for another policy from what this one knows of the sequence, and leaves it as it is.
+
+        policy : of the same kind if it keeps traces; those of another number are of no use to it.
+        """
+        other = Evictor(policy)
+        other.pins, other.n_prompt, other.on_evict = self.pins, self.n_prompt, self.on_evict
+        if policy.n_trace == self.policy.n_trace:
+            other._traces = {layers: copy.copy(traces) for layers, traces in self._traces.items()}
+            other._n_untraced = self._n_untraced
+        return other
 
     @property
     def has_error(self) -> bool:

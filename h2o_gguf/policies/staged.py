@@ -99,9 +99,13 @@ class Staged:
         return self.prompt.n_trace + self.generation.n_trace
 
     def observe(self, view: CacheView) -> NDArray[np.float32]:
-        """Return the traces of both: float32[n_trace, n_layer, n_head_kv, n_cells]."""
+        """Return the traces of both: float32[n_trace, n_layer, n_head_kv, n_cells].
+
+        Both count every recorded query: whoever records fewer than the other is asked no more often.
+        """
         stages: list[Any] = [stage for stage in (self.prompt, self.generation) if stage.n_trace]
-        return np.concatenate([stage.observe(self._view_of(stage, view)) for stage in stages])
+        views = [replace(self._view_of(stage, view), observation=view.observation) for stage in stages]
+        return np.concatenate([stage.observe(seen) for stage, seen in zip(stages, views, strict=True)])
 
     def victims(self, view: CacheView, n: int) -> Cells:
         """Return the victims the policy of this stage names: int32[n_layer, n_head_kv, n]."""

@@ -612,3 +612,15 @@ def test_what_is_written_after_a_rollback_into_the_prompt_is_no_prompt() -> None
     e._logits = np.zeros(N_VOCAB, np.float32)
     take(e, 8)
     assert noting.notes[-1] == (26, e.n_past)
+
+
+def test_an_eviction_by_another_policy_knows_where_the_prompt_ends_and_is_reported() -> None:
+    other, told = Noting(budget=10), []
+    e, _, cache = evicting(policy=as_policy(Noting(budget=30)))
+    e.prefill(list(range(1, 16)))
+    take(e, 4)
+    e.on_evict = lambda view, victims: told.append(victims.shape[-1])
+    e.evict(as_policy(other))
+    assert cache.used() == 10
+    assert other.notes == [(15, e.n_past)]
+    assert told == [e.n_past - 10]

@@ -147,6 +147,28 @@ def test_another_sequence_starts_at_0_and_counts_as_a_prompt() -> None:
     assert view.n_prompt == 12
 
 
+def test_a_policy_that_takes_over_goes_on_with_what_was_observed() -> None:
+    _, evictor, cache = started()
+    for _ in range(10):
+        cache.batch(1)
+    seen_before = evictor.view(cache.view()).n_unobserved
+    successor = Counting()
+    evictor.successor(as_policy(successor))(cache.view(), 3)
+    assert successor.looks == [(10, seen_before)]
+    view = successor.views[-1]
+    assert view.traces is not None
+    np.testing.assert_array_equal(view.traces[0], np.where(view.pos >= 0, view.n_past - view.pos, 0))
+    assert evictor.view(cache.view()).n_unobserved == seen_before  # whose own are as they were
+
+
+def test_traces_of_another_number_are_of_no_use_to_a_successor() -> None:
+    _, evictor, cache = started()
+    cache.batch(4)
+    successor = Counting(n_trace=2)
+    evictor.successor(as_policy(successor))(cache.view(), 1)
+    assert successor.looks == [(4, 4)]
+
+
 def test_a_policy_without_traces_is_not_told_of_batches() -> None:
     policy = Counting(n_trace=0)
     evictor = Evictor(as_policy(policy))

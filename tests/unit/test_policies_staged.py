@@ -57,6 +57,15 @@ def test_each_keeps_its_own_traces() -> None:
         np.testing.assert_array_equal(policy.victims(replace(staged, n_prompt=n_prompt), 6), expected)
 
 
+def test_a_stage_that_records_fewer_queries_misses_none_of_those_in_between() -> None:
+    """Tokens come one by one, and are observed when the longer record is full."""
+    few, many = Scissorhands(24, n_recent=0, n_observed=2), Lazy(24, n_recent=0, n_observed=8)
+    view = view_of(n_past=40, n_query=8, n_unobserved=8)
+    traces = ask_traces(Staged(prompt=few, generation=many), view)
+    for observer, start in ((Scissorhands(24, n_recent=0, n_observed=8), 0), (many, 1)):
+        np.testing.assert_array_equal(traces[start : start + observer.n_trace], ask_traces(observer, view))
+
+
 def test_what_it_needs_is_what_both_need() -> None:
     policy = Staged(prompt=SnapKV(24, 4, 6), generation=H2OPlus(24, 2, 8, decay=0.5))
     assert (policy.budget, policy.n_sink, policy.n_recent, policy.granularity) == (24, 2, 6, "head")
