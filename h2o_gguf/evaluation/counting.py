@@ -1,4 +1,4 @@
-"""Words that are frequent all over the text.  Source: RULER, arXiv 2404.06654, section 3.3."""
+"""Words that are frequent all over the text.  Source: RULER, arXiv 2404.06654."""
 
 from __future__ import annotations
 

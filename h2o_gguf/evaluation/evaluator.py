@@ -8,6 +8,7 @@ from dataclasses import asdict
 from itertools import groupby
 from typing import Any
 
+from h2o_gguf.benchmark.machine import environment
 from h2o_gguf.bindings import library_path
 from h2o_gguf.evaluation.answering import answer_bounded
 from h2o_gguf.evaluation.cells import Cell, Outcome
@@ -18,7 +19,8 @@ from h2o_gguf.evaluation.prompting import Prompt, Prompter
 from h2o_gguf.evaluation.runner import Progress
 from h2o_gguf.evaluation.sample import Sample
 from h2o_gguf.evaluation.side_by_side import Fidelity, Reader, measure_fidelity
-from h2o_gguf.evaluation.store import Store, policy_key
+from h2o_gguf.evaluation.sources import POLICIES, code_digest, policy_key, runtime_digest
+from h2o_gguf.evaluation.store import Store
 from h2o_gguf.evaluation.tasks import make_sample
 from h2o_gguf.evaluation.texts import prose
 from h2o_gguf.sessions import fingerprint
@@ -30,19 +32,22 @@ class Evaluator:
     """Answers with one model.  text : the haystack's, None: English that every Python has."""
 
     def __init__(self, model: ModelFile, text: str | None = None) -> None:
-        self.model, self.text = model, text
-        self._haystack = Haystack(text)
-        self._text_sha256 = hashlib.sha256((text or "").encode()).hexdigest()
+        self.model = model
+        self.text = text if text is not None else prose()
+        self._haystack = Haystack(self.text)
         self._samples: dict[tuple[Any, ...], tuple[Sample, Prompt]] = {}
 
     def facts(self) -> dict[str, Any]:
         """What every result depends on beside its cell.  Raises: ModelFileError."""
+        machine = environment()
         return {
             "model": fingerprint(self.model.path),
-            "runtime": fingerprint(str(library_path())),
+            "code": code_digest(__name__, leave_out=POLICIES),
+            "runtime": runtime_digest(library_path().parent),
+            "machine": [machine["cpu"], machine["cores"]],
             "n_threads": self.model.n_threads,
             "n_gpu_layers": self.model.n_gpu_layers,
-            "text": self._text_sha256,
+            "text": hashlib.sha256(self.text.encode()).hexdigest(),
         }
 
     def answer(self, cells: Sequence[Cell]) -> Iterator[tuple[Cell, Outcome]]:
@@ -104,8 +109,7 @@ class Evaluator:
         todo = [i for i, value in enumerate(found) if value is None or i == 0 or is_fresh]
         if None in found:
             chosen = [readers[i] for i in todo]
-            text = self.text if self.text is not None else prose()
-            new = measure_fidelity(self.model, text, chosen, n_tokens, n_batch, progress)
+            new = measure_fidelity(self.model, self.text, chosen, n_tokens, n_batch, progress)
             for i, each in zip(todo, new, strict=True):
                 found[i] = each.as_dict()
                 store.put(keys[i], each.as_dict())

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from functools import lru_cache
-
-from h2o_gguf.evaluation.texts import prose
 
 __all__ = ["NOISE", "Haystack", "hide"]
 
-# Source: RULER, arXiv 2404.06654, appendix B.
+# Source: RULER, arXiv 2404.06654.
 NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
 
 
 class Haystack:
-    """Sentences of a text, and noise.  text : not empty; None: English that every Python has."""
+    """Sentences of a text, which is not empty, and noise."""
 
-    def __init__(self, text: str | None = None) -> None:
-        self._sentences = tuple(_sentences(text)) if text is not None else _own_sentences()
+    def __init__(self, text: str) -> None:
+        self._sentences = [part for part in re.split(r"(?<=[.!?])\s+", " ".join(text.split())) if part]
 
     def noise(self, n: int) -> list[str]:
         """n units of noise."""
@@ -37,12 +34,3 @@ def hide(units: Sequence[str], needles: Sequence[str], depths: Sequence[float]) 
     for place, needle in places:
         found.insert(place, needle)
     return found
-
-
-@lru_cache(maxsize=1)
-def _own_sentences() -> tuple[str, ...]:
-    return tuple(_sentences(prose()))
-
-
-def _sentences(text: str) -> list[str]:
-    return [part for part in re.split(r"(?<=[.!?])\s+", " ".join(text.split())) if part]

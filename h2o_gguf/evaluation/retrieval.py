@@ -1,4 +1,4 @@
-"""Needles in a haystack.  Source: RULER, arXiv 2404.06654, section 3.1 and appendix B."""
+"""Needles in a haystack.  Source: RULER, arXiv 2404.06654."""
 
 from __future__ import annotations
 

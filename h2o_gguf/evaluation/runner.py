@@ -8,7 +8,8 @@ from itertools import groupby
 from typing import Any
 
 from h2o_gguf.evaluation.cells import Cell, Outcome
-from h2o_gguf.evaluation.store import Store, policy_key
+from h2o_gguf.evaluation.sources import policy_key
+from h2o_gguf.evaluation.store import Store
 
 __all__ = ["Answer", "Progress", "Result", "batches", "run"]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,11 +11,7 @@ from typing import Any
 import diskcache
 import platformdirs
 
-from h2o_gguf.policies import Policy
-
-__all__ = ["HARNESS", "Store", "default_folder", "policy_key"]
-
-HARNESS = 1  # to be raised when the same cell would come out differently
+__all__ = ["Store", "default_folder"]
 
 
 def default_folder() -> Path:
@@ -28,7 +23,7 @@ class Store:
     """JSON objects under JSON keys.  folder : None keeps nothing. facts : a part of every key."""
 
     def __init__(self, folder: Path | None, facts: Mapping[str, Any]) -> None:
-        self._facts = {"harness": HARNESS, **facts}
+        self._facts = dict(facts)
         # Its other format is pickle, which runs what a file says.
         self._disk = diskcache.Cache(str(folder), disk=diskcache.JSONDisk) if folder is not None else None
 
@@ -52,14 +47,3 @@ class Store:
     def _digest(self, key: Mapping[str, Any]) -> str:
         text = json.dumps({**self._facts, **key}, sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()
-
-
-def policy_key(policy: Policy) -> str:
-    """What a policy is and does, its knobs and its module's text: a changed one is measured again."""
-    kind = type(policy)
-    try:
-        text = Path(inspect.getfile(kind)).read_bytes()
-    except (OSError, TypeError):
-        text = b""
-    knobs = {name: getattr(policy, name, None) for name in getattr(kind, "__dataclass_fields__", ())}
-    return f"{kind.__qualname__} {knobs} {hashlib.sha256(text).hexdigest()[:16]}"

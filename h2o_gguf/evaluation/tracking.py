@@ -18,7 +18,7 @@ STACK_MIN, STACK_MAX = 3, 5
 def variable_chain(rng: random.Random, haystack: Haystack) -> Build:
     """A chain of five variables in noise; all names with its value are asked for.
 
-    Source: RULER, arXiv 2404.06654, section 3.2.
+    Source: RULER, arXiv 2404.06654.
     """
     names, value = variables(rng, N_HOPS + 1), str(rng.randint(10_000, 99_999))
     said = [

@@ -33,7 +33,7 @@ class ExpectedAttention:
         protected entries; -1 is 32, at most half of the rest. n_observed : queries, >= 1.
     n_future : positions, >= 1. epsilon : share every entry gets, >= 0.
 
-    Source: arXiv 2510.00636, section 3; the covariance is rotated, then averaged, where the paper rotates
+    Source: arXiv 2510.00636; the covariance is rotated, then averaged, where the paper rotates
     it by the mean rotation.
     """
 

@@ -15,7 +15,7 @@ __all__ = ["H2O"]
 
 @dataclass(frozen=True)
 class H2O:
-    """Keep the recent window and the entries with the most attention.  Source: arXiv 2306.14048, algorithm 1.
+    """Keep the recent window and the entries with the most attention.  Source: arXiv 2306.14048.
 
     budget : entries per KV head, >= 1. n_recent : protected entries; -1 is half, the paper's setting.
     n_sink : protected first positions; the paper protects none.

@@ -29,7 +29,7 @@ class HCAttention:
     granularity : "layer" is the paper's; with "head" each KV head has sets of its own.
     n_observed : queries, >= 1. tau : 0 to 1; 1 is every weight.
 
-    Source: arXiv 2507.19823, section 3.
+    Source: arXiv 2507.19823.
     """
 
     budget: int

@@ -22,7 +22,7 @@ class KeyDiff:
 
     budget : entries per KV head, >= 1. n_sink, n_recent : protected entries, none in the paper.
 
-    Source: arXiv 2504.15364, section 3.
+    Source: arXiv 2504.15364.
     """
 
     budget: int

@@ -21,7 +21,7 @@ class KNorm:
 
     budget : entries per KV head, >= 1. n_sink, n_recent : protected entries, none in the paper.
 
-    Source: arXiv 2406.11430, section 3.
+    Source: arXiv 2406.11430.
     """
 
     budget: int

@@ -175,7 +175,7 @@ def pyramid(
     n_classes : different budgets, >= 1, each given to about as many layers: each needs a cache of its own.
 
     Raises: BudgetError, OptionError.
-    Source: arXiv 2406.02069, section 4.2: m = B - w, low = m / beta, high = 2 m - low; steps are ours.
+    Source: arXiv 2406.02069: m = B - w, low = m / beta, high = 2 m - low; steps are ours.
     """
     n_layer, n_classes = whole("n_layer", n_layer, 1), whole("n_classes", n_classes, 1)
     mean_budget, n_recent = whole("mean_budget", mean_budget, 1), whole("n_recent", n_recent, 0)

@@ -31,7 +31,7 @@ class Lazy:
     budget : entries per KV head, >= 1. n_sink, n_recent : protected entries; n_recent -1 is half of the rest.
     n_observed : queries, >= 1. active : attention, 0 to 1.
 
-    Source: arXiv 2506.15969, section 4.
+    Source: arXiv 2506.15969.
     """
 
     budget: int

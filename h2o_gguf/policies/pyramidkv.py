@@ -17,7 +17,7 @@ class PyramidKV(SnapKV):
     A policy has one budget; that of each layer, falling from the first to the last, is for who makes one such
     policy per layer.
 
-    Source: arXiv 2406.02069, section 4.
+    Source: arXiv 2406.02069.
     """
 
     name: ClassVar[str] = "pyramidkv"

@@ -38,7 +38,7 @@ class RKV:
         most half of the rest. n_observed : queries, >= 1; their tokens go last.
     kernel : entries pooled, odd. similar : cosine, -1 to 1. balance : 0 to 1.
 
-    Source: arXiv 2505.24133, section 3.
+    Source: arXiv 2505.24133.
     """
 
     budget: int

@@ -29,7 +29,7 @@ class Scissorhands:
     budget : entries per KV head, >= 1. n_sink, n_recent : protected entries; n_recent -1 is half of the rest.
     n_observed : queries, >= 1. window : tokens, >= 1; 400 in the paper.
 
-    Source: arXiv 2305.17118, algorithm 2.
+    Source: arXiv 2305.17118.
     """
 
     budget: int

@@ -36,7 +36,7 @@ class SnapKV:
         most half of the rest. n_observed : queries, >= 1; their tokens go last.
     kernel : entries pooled, odd. pooling : "max" or "avg".
 
-    Source: arXiv 2404.14469, section 4.
+    Source: arXiv 2404.14469.
     """
 
     budget: int

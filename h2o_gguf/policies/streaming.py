@@ -15,7 +15,7 @@ __all__ = ["Streaming"]
 
 @dataclass(frozen=True)
 class Streaming:
-    """Keep the first n_sink and the last budget - n_sink entries.  Source: arXiv 2309.17453, section 3.2.
+    """Keep the first n_sink and the last budget - n_sink entries.  Source: arXiv 2309.17453.
 
     budget : entries per KV head, >= 1. n_sink, n_recent : protected entries; n_recent -1 is half of the rest.
         The oldest goes first, so what is kept is recent whatever n_recent says: it only bounds what pinned

@@ -21,7 +21,7 @@ class TOVA:
     budget : entries per KV head, >= 1. n_sink, n_recent : protected entries; n_recent -1 is the last token.
     granularity : "layer" is the paper's, one list for the heads of a layer.
 
-    Source: arXiv 2401.06104, section 3.
+    Source: arXiv 2401.06104.
     """
 
     budget: int

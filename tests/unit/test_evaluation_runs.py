@@ -17,8 +17,9 @@ from h2o_gguf.evaluation.cells import Cell, Outcome, budget_of, plan
 from h2o_gguf.evaluation.one_shot import sharing
 from h2o_gguf.evaluation.runner import Result, batches, run
 from h2o_gguf.evaluation.settings import QUICK_RUN, Settings
+from h2o_gguf.evaluation.sources import policy_key
 from h2o_gguf.evaluation.statistics import bootstrap, hidden_loss, samples_needed
-from h2o_gguf.evaluation.store import Store, policy_key
+from h2o_gguf.evaluation.store import Store
 from h2o_gguf.evaluation.summary import ALL, floors, summarize
 from h2o_gguf.evaluation.variants import FULL, Variant, with_controls
 

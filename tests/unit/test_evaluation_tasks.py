@@ -13,6 +13,7 @@ from h2o_gguf.evaluation.haystack import NOISE, Haystack, hide
 from h2o_gguf.evaluation.prompting import Prompter
 from h2o_gguf.evaluation.sample import Check, Sample, fit, score
 from h2o_gguf.evaluation.tasks import GROUPS, TASKS, choose, make_sample
+from h2o_gguf.evaluation.texts import prose
 
 TEXT = " ".join(f"Sentence number {i} of the text." for i in range(50))
 
@@ -178,5 +179,5 @@ def test_tasks_are_chosen_by_name_and_by_group() -> None:
 
 
 def test_own_english_is_there_without_a_file() -> None:
-    sentences = Haystack().sentences(3000, random.Random(0).randrange(1 << 20))
+    sentences = Haystack(prose()).sentences(3000, random.Random(0).randrange(1 << 20))
     assert len(set(sentences)) > 1000
