@@ -100,7 +100,7 @@ class Evictor:
         self._n_untraced = self.n_prompt = n_past
 
     def successor(self, policy: Policy) -> Evictor:
-        """One that goes on for another policy from what this one knows of the sequence, and leaves it as it is.
+        """Return one that goes on for another policy from what this one knows, which stays as it is.
 
         policy : of the same kind if it keeps traces; those of another number are of no use to it.
         """

@@ -94,6 +94,7 @@ class Evaluator:
     ) -> list[Fidelity]:
         """Every reader beside the full cache, which is the first; those of earlier runs are not read again.
 
+        What was read together is stored before others are read.
         is_fresh : read all again if one is new, so that their speeds are of one run.
         """
         keys = [

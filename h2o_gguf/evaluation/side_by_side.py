@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from itertools import islice
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +34,7 @@ __all__ = ["Fidelity", "Reader", "measure_fidelity"]
 
 N_BUCKETS = 4
 N_BURSTS = 4
-BURST = WRITTEN // N_BURSTS  # tokens written in a turn; together one eviction's worth
+BURST = WRITTEN // N_BURSTS  # tokens written in a turn: together what one eviction makes room for
 MARGIN = 256 << 20  # bytes of a context beside its weights
 Progress = Callable[[int, int], None]
 
@@ -97,6 +98,7 @@ class _Track:
         self.read_s: list[float] = []
         self.write_s: list[float] = []
         self._rows: list[NDArray[np.float32]] = []
+        self._writing: Generator[int, None, None] | None = None
         llm.engine.reset()
         llm.engine.on_logits = lambda _, rows: self._rows.append(rows)
 
@@ -109,12 +111,16 @@ class _Track:
         self._rows.clear()
         return rows
 
-    def write(self) -> None:
-        """A turn of writing."""
-        engine = self.llm.engine
-        engine.on_logits = None
+    def write(self, *, is_last: bool) -> None:
+        """A turn of writing; the last one ends with the eviction of all that was written."""
+        if self._writing is None:
+            self.llm.engine.on_logits = None
+            self._writing = self.llm.engine.generate(Greedy())
+            next(self._writing)  # which is chosen: nothing is decoded before the second token
         started = time.perf_counter()
-        n = sum(1 for _ in engine.generate(Greedy(), max_tokens=BURST)) - 1  # the last one is not decoded
+        n = sum(1 for _ in islice(self._writing, BURST))
+        if is_last:
+            self._writing.close()
         self.write_s.append((time.perf_counter() - started) / max(1, n))
 
 
@@ -125,18 +131,38 @@ def measure_fidelity(
     n_tokens: int,
     n_batch: int,
     progress: Progress | None = None,
-) -> list[Fidelity]:
+) -> Iterator[Fidelity]:
     """Read the first n_tokens of a text with every reader, the first of them the full cache.
 
     The second half is scored. Where memory does not hold them all at once, the full cache reads again with
-    each part of them. progress : tokens done and in all. Raises: what opening a model raises.
+    each part of them, and what a part said is yielded before the next one reads. progress : tokens done and
+    in all. Raises: what opening a model raises.
     """
-    n_total, n_open = len(readers), _n_open(model)
-    if n_total > n_open:
-        first, *others = readers
-        parts = [[first, *others[i : i + n_open - 1]] for i in range(0, len(others), n_open - 1)]
-        found = [measure_fidelity(model, text, part, n_tokens, n_batch, progress) for part in parts]
-        return [found[0][0], *(each for part in found for each in part[1:])]
+    first, *others = readers
+    n_beside = _n_open(model) - 1
+    starts = range(0, max(1, len(others)), n_beside)
+    n_before, n_all = 0, n_tokens * (len(others) + len(starts))
+    for start in starts:
+        part = [first, *others[start : start + n_beside]]
+
+        def report(n: int, before: int = n_before) -> None:
+            if progress is not None:
+                progress(before + n, n_all)
+
+        found = _measure(model, text, part, n_tokens, n_batch, report)
+        n_before += n_tokens * len(part)
+        yield from found if start == 0 else found[1:]
+
+
+def _measure(
+    model: ModelFile,
+    text: str,
+    readers: Sequence[Reader],
+    n_tokens: int,
+    n_batch: int,
+    progress: Callable[[int], None],
+) -> list[Fidelity]:
+    """Of readers that are open at the same time.  progress : tokens done."""
     with ExitStack() as stack:
         tracks: list[_Track] = []
         tokens: list[int] = []
@@ -150,9 +176,9 @@ def measure_fidelity(
             tracks.append(_Track(reader, llm, len(tokens) - 1 - len(tokens) // 2))
         _read(tracks, tokens, n_batch, progress)
         reports = [track.llm.engine.report() for track in tracks]
-        for _ in range(N_BURSTS):
+        for turn in range(N_BURSTS):
             for track in tracks:
-                track.write()
+                track.write(is_last=turn == N_BURSTS - 1)
         full = tracks[0]
         return [
             _fidelity(track, full, report, len(tokens)) for track, report in zip(tracks, reports, strict=True)
@@ -178,7 +204,9 @@ def _tokens(llm: H2OLlama, text: str, n: int) -> list[int]:
     return list(tokens)
 
 
-def _read(tracks: Sequence[_Track], tokens: Sequence[int], n_batch: int, progress: Progress | None) -> None:
+def _read(
+    tracks: Sequence[_Track], tokens: Sequence[int], n_batch: int, progress: Callable[[int], None]
+) -> None:
     first = len(tokens) // 2  # scored position
     for start in range(0, len(tokens), n_batch):
         block = tokens[start : start + n_batch]
@@ -194,8 +222,7 @@ def _read(tracks: Sequence[_Track], tokens: Sequence[int], n_batch: int, progres
                 track.nll[at] = -rows[np.arange(len(nexts)), nexts]
                 track.kl[at] = (np.exp(reference) * (reference - rows)).sum(-1)
                 track.same[at] = rows.argmax(-1) == reference.argmax(-1)
-            if progress is not None:
-                progress(start * len(tracks) + len(block) * (i + 1), len(tokens) * len(tracks))
+            progress(start * len(tracks) + len(block) * (i + 1))
 
 
 def _fidelity(track: _Track, full: _Track, report: Any, n_tokens: int) -> Fidelity:

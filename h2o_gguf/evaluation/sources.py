@@ -1,4 +1,4 @@
-"""What a result depends on beside its cell: the text of the code that made it, and the native runtime's files."""
+"""What a result depends on beside its cell: the text of the code behind it, and the native libraries."""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -97,33 +96,6 @@ def test_fidelity_side_by_side_is_fidelity_one_by_one() -> None:
     assert (found.kl, found.top1) == (pytest.approx(expected.kl, rel=1e-3), expected.top1)
     assert (full.kl, full.top1, full.ratio.mean) == (0.0, 1.0, 1.0)
     assert found.n_scored == n // 2 - 1 and found.n_kept == 64
-
-
-def test_little_time_goes_beside_the_model(evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Process time outside decoding and the policies: at most a tenth."""
-    from h2o_gguf.context import Context
-    from h2o_gguf.eviction import Evictor
-
-    inside = 0.0
-
-    def timed(function: Any) -> Any:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            nonlocal inside
-            started = time.process_time()
-            try:
-                return function(*args, **kwargs)
-            finally:
-                inside += time.process_time() - started
-
-        return call
-
-    monkeypatch.setattr(Context, "decode", timed(Context.decode))
-    monkeypatch.setattr(Evictor, "__call__", timed(Evictor.__call__))
-    cells = [cell for cell in cells_of("bounded", n_samples=6) if cell.variant.policy == "h2o+"]
-    cells = [cell for cell in cells if cell.budget == 150]
-    started = time.process_time()
-    assert len(list(evaluator.answer(cells))) == 6
-    assert time.process_time() - started < 1.1 * inside + 1.0  # a second to load the model
 
 
 @dataclass(frozen=True)

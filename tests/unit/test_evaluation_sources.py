@@ -32,7 +32,13 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A package of somebody's, with a policy, a helper of it, and a module of no concern."""
     folder = tmp_path / "theirs"
     folder.mkdir()
-    texts = {"__init__": "", "ruler": RULER, "helper": "from . import deeper as d\n", "deeper": "", "other": ""}
+    texts = {
+        "__init__": "",
+        "ruler": RULER,
+        "helper": "from . import deeper as d\n",
+        "deeper": "",
+        "other": "",
+    }
     for name, text in texts.items():
         (folder / f"{name}.py").write_text(text)
     (folder / "helper.py").write_text("from . import deeper\ndef lowest(view, n): return deeper.x\n")
@@ -51,7 +57,9 @@ def key() -> str:
 @pytest.mark.parametrize(
     ("module", "is_another"), [("ruler", True), ("helper", True), ("deeper", True), ("other", False)]
 )
-def test_a_policy_is_another_when_code_behind_it_changes(package: Path, module: str, is_another: bool) -> None:
+def test_a_policy_is_another_when_code_behind_it_changes(
+    package: Path, module: str, is_another: bool
+) -> None:
     before = key()
     with (package / f"{module}.py").open("a") as file:
         file.write("# changed\n")
