@@ -107,14 +107,12 @@ class Engine:
             self._evictor.pins = self._pins
 
     @property
-    def on_evict(self) -> OnEvict | None:
-        """Told of every eviction, before it happens: (what the policy saw, its victims).  None: nobody is."""
-        return self._evictor.on_evict if self._evictor is not None else None
+    def on_evict(self) -> list[OnEvict]:
+        """Who is told of every eviction before it happens: (what the policy saw, its victims).
 
-    @on_evict.setter
-    def on_evict(self, fn: OnEvict | None) -> None:
-        if self._evictor is not None:
-            self._evictor.on_evict = fn
+        To be appended to and removed from; without a policy nobody is told.
+        """
+        return self._evictor.on_evict if self._evictor is not None else []
 
     def view(self) -> CacheView | None:
         """The cache as the policy would see it now; None without one."""

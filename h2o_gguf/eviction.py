@@ -48,14 +48,14 @@ class Evictor:
 
     pins : the spans that are never victims; the engine changes them between calls.
     n_prompt : where the newest prompt ends; what is read after it was generated. The engine moves it.
-    on_evict : told what the policy saw and whom it chose.
+    on_evict : told, in this order, what the policy saw and whom it chose.
     """
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self.pins: tuple[Span, ...] = ()
         self.n_prompt = 0
-        self.on_evict: OnEvict | None = None
+        self.on_evict: list[OnEvict] = []
         self._traces: dict[tuple[int, ...], Traces] = {}  # by the layers that share a cache
         self._n_untraced = 0  # positions before it were read without traces
         self._error: BaseException | None = None
@@ -75,8 +75,8 @@ class Evictor:
             if view.n_unobserved:
                 view = self._observe(view)
             victims = ask(self.policy, view, n)
-            if self.on_evict is not None:
-                self.on_evict(view, victims)
+            for listener in self.on_evict:
+                listener(view, victims)
             return victims
         except BaseException as error:
             self._keep(error)

@@ -41,12 +41,12 @@ class Recording:
         self._engine = engine
         self._n_start = engine.n_past
         self._left = np.empty((engine.cache.n_layer, engine.cache.n_head_kv, 0), np.int32)
-        self._next = engine.on_evict  # who listened before goes on listening
-        engine.on_evict = self._note
+        engine.on_evict.append(self._note)
 
     def close(self) -> None:
-        """Note nothing any more."""
-        self._engine.on_evict = self._next
+        """Note nothing any more.  Calling twice is fine."""
+        if self._note in self._engine.on_evict:
+            self._engine.on_evict.remove(self._note)
 
     def departures(self) -> NDArray[np.int32]:
         """How many tokens had been read when each entry left: int32[n_layer, n_head_kv, n_past].
@@ -72,8 +72,6 @@ class Recording:
         return left
 
     def _note(self, view: CacheView, victims: Cells) -> None:
-        if self._next is not None:
-            self._next(view, victims)
         if view.n_past > MAX_TOKENS:
             self._left = self._left[..., :0]
             return

@@ -159,7 +159,7 @@ def test_an_eviction_by_another_policy_knows_where_the_prompt_ends_and_is_report
     e, _, cache = evicting(policy=as_policy(Noting(budget=30)))
     e.prefill(list(range(1, 16)))
     take(e, 4)
-    e.on_evict = lambda view, victims: told.append(victims.shape[-1])
+    e.on_evict.append(lambda view, victims: told.append(victims.shape[-1]))
     e.evict(as_policy(other))
     assert cache.used() == 10
     assert other.notes == [(15, e.n_past)]

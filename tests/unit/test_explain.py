@@ -251,11 +251,23 @@ def test_a_second_recording_does_not_end_the_first(tmp_path: Path) -> None:
         np.testing.assert_array_equal(first.departures(), seen.departures(200))
 
 
+def test_the_first_recording_may_end_first(tmp_path: Path) -> None:
+    with open_tiny("llama", tmp_path, policy="h2o", kv_budget=40, n_batch=16, kv_block=8) as llm:
+        first = Recording(llm.engine)
+        second, seen = Recording(llm.engine), LastSeen(llm.engine.cache)
+        first.close()
+        first.close()
+        llm.engine.prefill(random_tokens(100))
+        np.testing.assert_array_equal(second.departures(), seen.departures(100))
+        second.close()
+        assert llm.engine.on_evict == []
+
+
 def test_a_closed_recording_is_told_nothing(tmp_path: Path) -> None:
     with open_tiny("llama", tmp_path, policy="h2o", kv_budget=40, n_batch=16) as llm:
         recorded = Recording(llm.engine)
         recorded.close()
-        assert llm.engine.on_evict is None
+        assert llm.engine.on_evict == []
         llm.engine.prefill(random_tokens(100))
         assert llm.engine.report().evicted > 0
 
