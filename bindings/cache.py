@@ -3,88 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from h2o_gguf.bindings import library
+from h2o_gguf.bindings.callbacks import Callbacks, as_cells
 from h2o_gguf.bindings.library import ffi
+from h2o_gguf.bindings.native_view import NativeView, info_of, view_of
 from h2o_gguf.bindings.observation import CacheObservation
+from h2o_gguf.bindings.parameters import make_params
 from h2o_gguf.bindings.status import check
-from h2o_gguf.errors import BudgetError, ClosedError, H2OError, OptionError, PolicyError
-from h2o_gguf.observation import Observation
+from h2o_gguf.errors import ClosedError
 
-__all__ = ["ATTENTIONS", "CacheInfo", "KVCache", "NativeView", "check_context", "set_layer_cells"]
-
-ATTENTIONS = ("auto", "fused", "composed", "reference")  # values of h2og_attention, in order
-
-POLICY_RAISED = 1
-
-
-@dataclass(frozen=True)
-class NativeView:
-    """One sequence's cache as the native part hands it to a callback.
-
-    scores : float32[n_layer, n_head_kv, n_cells]. pos, rope_pos : int32 of the same shape, -1 empty.
-    n_used : entries per KV head. n_past : next position. decay : per token. layer_ids : model layers.
-    The arrays are read-only views of native memory, valid until the next call on the cache: copy what must
-    last. observation : keys, values and recorded queries, read when asked for.
-    """
-
-    scores: NDArray[np.float32]
-    pos: NDArray[np.int32]
-    rope_pos: NDArray[np.int32]
-    n_used: int
-    n_past: int
-    decay: float
-    layer_ids: tuple[int, ...]
-    observation: Observation
-
-
-@dataclass(frozen=True)
-class CacheInfo:
-    """Facts of a cache as it was attached.
-
-    kv_bytes : K and V as allocated, sliding-window layers included. query_bytes : of the recorded queries.
-    """
-
-    n_layer: int
-    n_head_kv: int
-    n_cells: int
-    n_stream: int
-    head_dim_k: int
-    head_dim_v: int
-    type_k: int
-    type_v: int
-    n_pos_max: int
-    can_renumber: bool
-    kv_bytes: int
-    query_bytes: int
-
-
-def check_context(ctx_address: int) -> None:
-    """Raise UnsupportedModelError if the cache of this llama_context cannot be evicted from.
-
-    ctx_address : address of a live llama_context.
-    """
-    check(library.lib().h2og_check(ffi.cast("struct llama_context *", ctx_address)))
-
-
-def set_layer_cells(model_address: int, n_cells: Sequence[int]) -> None:
-    """Set how many cells the cache of each layer gets in the contexts made of this llama_model from now on.
-
-    n_cells : one a model layer; 0: as many as the context, which is also the most. Layers of equal numbers
-        share a cache, whose cells llama.cpp rounds up to a multiple of 256. Empty: all layers as the context.
-
-    Raises: OptionError, another number of layers; UnsupportedModelError.
-    """
-    cells = ffi.new("int32_t[]", [int(n) for n in n_cells])
-    model = ffi.cast("struct llama_model *", model_address)
-    check(library.lib().h2og_set_layer_cells(model, cells, len(n_cells)))
+__all__ = ["KVCache"]
 
 
 class KVCache:
@@ -124,7 +58,7 @@ class KVCache:
         self._others: tuple[KVCache, ...] = ()
         self._lib = library.lib()
         self.seq = seq
-        self._params = self._make_params(budget, block, decay, attention, n_pos_max, is_scored, n_observed)
+        self._params = make_params(budget, block, decay, attention, n_pos_max, is_scored, n_observed)
         out = ffi.new("h2og_cache **")
         check(self._lib.h2og_attach(ffi.cast("struct llama_context *", ctx_address), self._params, out))
         self._take(out[0])
@@ -132,24 +66,10 @@ class KVCache:
 
     def _take(self, handle: Any) -> None:
         self._handle = handle
-        self._callbacks: dict[str, Any] = {}  # cffi callbacks live as long as they are reachable
-        self._raised: BaseException | None = None
         info = ffi.new("h2og_info *")
         check(self._lib.h2og_get_info(self._handle, info))
-        self.info = CacheInfo(
-            n_layer=info.n_layer,
-            n_head_kv=info.n_head_kv,
-            n_cells=info.n_cells,
-            n_stream=info.n_stream,
-            head_dim_k=info.head_dim_k,
-            head_dim_v=info.head_dim_v,
-            type_k=info.type_k,
-            type_v=info.type_v,
-            n_pos_max=info.n_pos_max,
-            can_renumber=bool(info.can_renumber),
-            kv_bytes=info.kv_bytes,
-            query_bytes=info.query_bytes,
-        )
+        self.info = info_of(info)
+        self._callbacks = Callbacks(self._view, (self.n_layer, self.n_head_kv))
         self.layer_ids = self.view().layer_ids
 
     def _group(self, i: int) -> KVCache:
@@ -165,37 +85,6 @@ class KVCache:
     def groups(self) -> tuple[KVCache, ...]:
         """The caches of this context, one for each number of cells: this one, and others that end with it."""
         return (self, *self._others)
-
-    @staticmethod
-    def _make_params(
-        budget: int,
-        block: int,
-        decay: float,
-        attention: str,
-        n_pos_max: int,
-        is_scored: bool,
-        n_observed: int,
-    ) -> Any:
-        for name, value, low in (
-            ("budget", budget, 0),
-            ("block", block, 1),
-            ("n_pos_max", n_pos_max, 0),
-            ("n_observed", n_observed, 0),
-        ):
-            if isinstance(value, bool) or not isinstance(value, int | np.integer) or not low <= value < 2**31:
-                text = f"{name} is {value!r}: it must be a whole number from {low} on"
-                raise BudgetError(text, budget=value) if name == "budget" else OptionError(text, name)
-        if not 0 < decay <= 1:
-            raise OptionError(f"decay is {decay!r}: it must be above 0 and at most 1", "decay")
-        if attention not in ATTENTIONS:
-            raise OptionError(
-                f"attention is {attention!r}: it must be one of {', '.join(ATTENTIONS)}", "attention"
-            )
-        params = ffi.new("h2og_params *")
-        params.budget, params.block, params.decay = budget, block, decay
-        params.attention, params.n_pos_max = ATTENTIONS.index(attention), n_pos_max
-        params.is_scored, params.n_observed = bool(is_scored), n_observed
-        return params
 
     # Lifetime
 
@@ -269,6 +158,9 @@ class KVCache:
         check(self._lib.h2og_get_view(self.handle, self.seq, out))
         return self._view(out)
 
+    def _view(self, native: Any) -> NativeView:
+        return view_of(native, CacheObservation(self))
+
     @property
     def scores(self) -> NDArray[np.float32]:
         """float32[n_layer, n_head_kv, n_cells], read-only: the decayed attention mass of each entry."""
@@ -330,7 +222,7 @@ class KVCache:
         n_observed: int = 0,
     ) -> None:
         """Change what was given to the constructor.  Raises as it does."""
-        params = self._make_params(budget, block, decay, attention, n_pos_max, is_scored, n_observed)
+        params = make_params(budget, block, decay, attention, n_pos_max, is_scored, n_observed)
         check(self._lib.h2og_set_params(self.handle, params))
         self._params = params
 
@@ -344,50 +236,15 @@ class KVCache:
 
         What fn raises makes that llama_decode fail with DECODE_FAILED, and `raised()` returns it.
         """
-        shape = (self.n_layer, self.n_head_kv)
-
-        def call(_user: Any, native: Any, n: int, out: Any) -> int:
-            if fn is None:
-                return POLICY_RAISED
-            victims = _as_cells(fn(self._view(native), n), (*shape, n))
-            np.frombuffer(ffi.buffer(out, victims.size * 4), dtype=np.int32)[:] = victims.ravel()
-            return 0
-
-        self._install("policy", "h2og_policy_fn", call if fn is not None else None, POLICY_RAISED)
+        self._callbacks.set_policy(self.handle, fn)
 
     def set_observer(self, fn: Callable[[NativeView, int], None] | None) -> None:
         """Set who watches: fn(view, n_tokens), called after each ubatch.  See `raised`."""
-
-        def call(_user: Any, native: Any, n_tokens: int) -> None:
-            if fn is not None:
-                fn(self._view(native), n_tokens)
-
-        self._install("observer", "h2og_observer_fn", call if fn is not None else None, None)
-
-    def _install(self, name: str, c_type: str, call: Callable[..., Any] | None, on_error: int | None) -> None:
-        def remember(_type: object, value: BaseException, _traceback: object) -> int | None:
-            self._raised = value
-            return on_error
-
-        callback = ffi.NULL if call is None else ffi.callback(c_type, call, onerror=remember)
-        check(getattr(self._lib, f"h2og_set_{name}")(self.handle, callback, ffi.NULL))
-        self._callbacks[name] = callback
+        self._callbacks.set_observer(self.handle, fn)
 
     def raised(self) -> BaseException | None:
         """Return what a callback raised since the last call of this method, if anything."""
-        raised, self._raised = self._raised, None
-        return raised
-
-    @contextlib.contextmanager
-    def _reraising(self) -> Iterator[None]:
-        self._raised = None
-        try:
-            yield
-        except H2OError as error:
-            raised = self.raised()
-            if raised is not None:
-                raise raised from error
-            raise
+        return self._callbacks.raised()
 
     def evict(self, victims: NDArray[np.int32]) -> None:
         """Evict victims, int32[n_layer, n_head_kv, n] cells, now.
@@ -395,7 +252,7 @@ class KVCache:
         Raises: PolicyError, a cell cannot be evicted.
         """
         n = np.shape(victims)[-1] if np.ndim(victims) == 3 else 0
-        v = _as_cells(victims, (self.n_layer, self.n_head_kv, n))
+        v = as_cells(victims, (self.n_layer, self.n_head_kv, n))
         check(self._lib.h2og_evict(self.handle, self.seq, ffi.from_buffer("int32_t[]", v), n))
 
     def make_room(self, n_keep: int) -> int:
@@ -403,7 +260,7 @@ class KVCache:
 
         Raises: what the policy raised; PolicyError; CacheFullError, there is no policy.
         """
-        with self._reraising():
+        with self._callbacks.reraising():
             return check(self._lib.h2og_make_room(self.handle, self.seq, n_keep))
 
     def rebase(self) -> None:
@@ -411,25 +268,6 @@ class KVCache:
         check(self._lib.h2og_rebase(self.handle, self.seq))
 
     # Contents
-
-    def _view(self, native: Any) -> NativeView:
-        shape = (native.n_layer, native.n_head_kv, native.n_cells)
-
-        def array(pointer: Any, dtype: Any) -> NDArray[Any]:
-            flat = np.frombuffer(ffi.buffer(pointer, 4 * math.prod(shape)), dtype=dtype)
-            flat.setflags(write=False)
-            return flat.reshape(shape)
-
-        return NativeView(
-            scores=array(native.scores, np.float32),
-            pos=array(native.pos, np.int32),
-            rope_pos=array(native.rope_pos, np.int32),
-            n_used=native.n_used,
-            n_past=native.n_past,
-            decay=native.decay,
-            layer_ids=tuple(native.layer_ids[i] for i in range(native.n_layer)),
-            observation=CacheObservation(self),
-        )
 
     def keys(self, layer: int) -> NDArray[np.float32]:
         """Return the keys of a layer, 0 .. n_layer - 1: float32[n_head_kv, n_cells, head_dim_k]."""
@@ -459,13 +297,3 @@ class KVCache:
         Raises: StateFileError, it does not fit.
         """
         check(self._lib.h2og_state_load(self.handle, self.seq, ffi.from_buffer("uint8_t[]", data), len(data)))
-
-
-def _as_cells(victims: Any, shape: tuple[int, ...]) -> NDArray[np.int32]:
-    """Victims as the native part takes them.  Raises: PolicyError, another shape or no cells."""
-    array = np.asarray(victims)
-    if array.shape != shape or not np.issubdtype(array.dtype, np.integer):
-        raise PolicyError(f"victims are {array.dtype}{list(array.shape)} instead of int32{list(shape)}")
-    if array.size and (array.min() < 0 or array.max() >= 2**31):
-        raise PolicyError(f"victims go from {array.min()} to {array.max()}: those are no cells")
-    return np.ascontiguousarray(array, dtype=np.int32)

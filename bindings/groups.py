@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from h2o_gguf.bindings.cache import KVCache, NativeView
+from h2o_gguf.bindings.cache import KVCache
+from h2o_gguf.bindings.native_view import NativeView
 from h2o_gguf.errors import BudgetError, OptionError, StateFileError
 
 __all__ = ["GroupedCache"]

@@ -92,8 +92,9 @@ def test_two_contexts_share_nothing(tmp_path: Path) -> None:
             for run, rows in ((a, got[0]), (b, got[1])):
                 rows.append(run.decode(tokens[i : i + 10]))
         a.cache.close()  # detached: decodes on, as stock llama.cpp does
-        with pytest.raises(ClosedError):
-            a.cache.used()
+        for use in (a.cache.used, lambda: a.cache.set_policy(None), lambda: a.cache.set_observer(None)):
+            with pytest.raises(ClosedError):
+                use()
         b.decode(tokens[:10])
     for expected, rows in zip(alone, got, strict=True):
         assert np.array_equal(expected, np.concatenate(rows))
