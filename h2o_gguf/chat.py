@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,13 +22,13 @@ from h2o_gguf.explain.recording import NEVER_EVICTS, Recording
 from h2o_gguf.kinds import Integer, Spans, Switch, Text
 from h2o_gguf.lock import Turn as CallTurn
 from h2o_gguf.pieces import Tokenizer
+from h2o_gguf.protocols import Progress
 from h2o_gguf.reply import FinishReason, Reply, write_reply
 from h2o_gguf.report import KVReport
 from h2o_gguf.sampling import ChainSampler, SamplingOptions
 
-__all__ = ["Attachment", "ChatSession", "Progress", "Turn"]
+__all__ = ["Attachment", "ChatSession", "Turn"]
 
-Progress = Callable[[int, int], None]
 
 N_PREDICT = 2048  # a bounded cache never ends a reply by being full, so something else must
 N_UNSAVED = 256  # a longer message is worth a copy of the cache before it, in case its reading is cancelled

@@ -13,7 +13,7 @@ __all__ = ["UNBOUNDED", "Logits", "Progress", "Sampler"]
 UNBOUNDED = 2**31 - 1  # llama.cpp counts positions in int32
 
 Logits: TypeAlias = NDArray[np.float32]  # [n_vocab], or [n_rows, n_vocab]
-Progress = Callable[[int, int], None]  # tokens read, tokens to read
+Progress = Callable[[int, int], None]  # tokens done, tokens in all
 
 
 class Sampler(Protocol):

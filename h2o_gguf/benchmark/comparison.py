@@ -23,6 +23,7 @@ from h2o_gguf.benchmark.variants import (
 )
 from h2o_gguf.errors import OptionError
 from h2o_gguf.models import ModelShape, kv_bytes, memory_bytes, read_shape
+from h2o_gguf.protocols import Progress
 
 __all__ = ["Samples", "compare", "make_section", "measure"]
 
@@ -32,7 +33,6 @@ READ_TOKENS = 4096  # a history is read as often as fits into these, and at leas
 LEAST_ENTRIES, LEAST_SHARE = 256, 0.1
 
 Start = Callable[[str, dict[str, Any]], AbstractContextManager[Worker]]
-Progress = Callable[[int, int], None]
 
 
 @dataclass

@@ -15,13 +15,14 @@ from h2o_gguf.evaluation.cells import budget_of, plan
 from h2o_gguf.evaluation.evaluator import Evaluator
 from h2o_gguf.evaluation.opening import ModelFile, check_lengths
 from h2o_gguf.evaluation.recommendation import Recommendation, recommend
-from h2o_gguf.evaluation.runner import Progress, Result, run
+from h2o_gguf.evaluation.runner import Result, run
 from h2o_gguf.evaluation.settings import Settings
 from h2o_gguf.evaluation.side_by_side import Fidelity, Reader
 from h2o_gguf.evaluation.store import Store
 from h2o_gguf.evaluation.summary import Row, floors, summarize
 from h2o_gguf.evaluation.tasks import FIDELITY
 from h2o_gguf.evaluation.variants import FULL, Variant, compared, with_controls
+from h2o_gguf.protocols import Progress
 
 __all__ = ["Report", "compare", "evaluate"]
 

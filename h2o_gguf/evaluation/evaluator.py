@@ -16,13 +16,13 @@ from h2o_gguf.evaluation.haystack import Haystack
 from h2o_gguf.evaluation.one_shot import answer_one_shot, sharing
 from h2o_gguf.evaluation.opening import ModelFile
 from h2o_gguf.evaluation.prompting import Prompt, Prompter
-from h2o_gguf.evaluation.runner import Progress
 from h2o_gguf.evaluation.sample import Sample
 from h2o_gguf.evaluation.side_by_side import Fidelity, Reader, measure_fidelity
 from h2o_gguf.evaluation.sources import POLICIES, code_digest, policy_key, runtime_digest
 from h2o_gguf.evaluation.store import Store
 from h2o_gguf.evaluation.tasks import make_sample
 from h2o_gguf.evaluation.texts import prose
+from h2o_gguf.protocols import Progress
 from h2o_gguf.sessions import fingerprint
 
 __all__ = ["Evaluator"]

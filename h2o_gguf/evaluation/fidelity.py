@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from h2o_gguf.logprobs import log_softmax
+from h2o_gguf.protocols import Progress
 
 if TYPE_CHECKING:
     from h2o_gguf.llama import H2OLlama
 
 __all__ = ["Fidelity", "FullCache", "bootstrap_ratio", "compare", "read_full", "rows"]
 
-Progress = Callable[[int, int], None]
 BOOTSTRAP_BLOCK = 64  # tokens resampled together: neighbouring losses are correlated
 BOOTSTRAP_N = 2000
 

@@ -10,11 +10,11 @@ from typing import Any
 from h2o_gguf.evaluation.cells import Cell, Outcome
 from h2o_gguf.evaluation.sources import policy_key
 from h2o_gguf.evaluation.store import Store
+from h2o_gguf.protocols import Progress
 
-__all__ = ["Answer", "Progress", "Result", "batches", "run"]
+__all__ = ["Answer", "Result", "batches", "run"]
 
 Answer = Callable[[Sequence[Cell]], Iterable[tuple[Cell, Outcome]]]
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from h2o_gguf.evaluation.statistics import Interval
 from h2o_gguf.evaluation.variants import Variant
 from h2o_gguf.host_memory import available_bytes
 from h2o_gguf.logprobs import log_softmax
+from h2o_gguf.protocols import Progress
 
 if TYPE_CHECKING:
     from h2o_gguf.llama import H2OLlama
@@ -36,7 +37,6 @@ N_BUCKETS = 4
 N_BURSTS = 4
 BURST = WRITTEN // N_BURSTS  # tokens written in a turn: together what one eviction makes room for
 MARGIN = 256 << 20  # bytes of a context beside its weights
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -15,10 +15,10 @@ from h2o_gguf.context import Context
 from h2o_gguf.errors import Cancelled, NativeError
 from h2o_gguf.host_memory import require_bytes
 from h2o_gguf.models.memory import pad_cells
+from h2o_gguf.protocols import Progress
 
-__all__ = ["Glance", "Progress", "full_cache_cells", "glances"]
+__all__ = ["Glance", "full_cache_cells", "glances"]
 
-Progress = Callable[[int, int], None]
 # Scores that fade this fast are the attention of the newest query alone, in float32 without a remainder.
 NEWEST_ONLY = 1e-30
 

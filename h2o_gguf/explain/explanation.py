@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from h2o_gguf.cancel import CancelToken
 from h2o_gguf.errors import Cancelled, H2OError, OptionError
 from h2o_gguf.eviction import Span
-from h2o_gguf.explain.attention import Glance, Progress, full_cache_cells, glances
+from h2o_gguf.explain.attention import Glance, full_cache_cells, glances
 from h2o_gguf.explain.recording import Recording
 from h2o_gguf.policies import Policy
+from h2o_gguf.protocols import Progress
 from h2o_gguf.view import CacheView
 
 __all__ = ["HEAVY_SHARE", "Explanation", "explain_reply", "heavy_hitters", "token_texts"]

@@ -1,17 +1,13 @@
+// What hangs on a context: made, told its parameters, and kept true to llama.cpp's books.
 #include "state.h"
 #include "pages.h"
 
-#include "llama-kv-cache-iswa.h"
-#include "llama-memory-hybrid-iswa.h"
-#include "llama-memory-hybrid.h"
-#include "llama-memory-recurrent.h"
 #include "llama-model.h"
 
 #include "ggml-backend.h"
 
 #include <algorithm>
-#include <climits>
-#include <cstring>
+#include <cstdint>
 
 using namespace h2og;
 
@@ -37,80 +33,6 @@ bool has_learned_positions(const llama_model & model) {
 }
 
 } // namespace
-
-h2og_state::Caches h2og_state::find_caches(llama_context & ctx) {
-    const llama_model & model = ctx.get_model();
-    const auto & hparams = model.hparams;
-    const std::string arch = model.arch_name();
-
-    Caches res;
-    llama_memory_i * memory = ctx.get_memory();
-    if (memory == nullptr) {
-        fail(H2OG_UNSUPPORTED, "architecture '%s' has no KV cache", arch.c_str());
-    }
-    if (auto * hybrid = dynamic_cast<llama_memory_hybrid *>(memory)) {
-        res.evicted = hybrid->get_mem_attn();
-        res.has_recurrent = true;
-    } else if (auto * hybrid_iswa = dynamic_cast<llama_memory_hybrid_iswa *>(memory)) {
-        res.evicted = hybrid_iswa->get_mem_attn()->get_base();
-        res.window  = hybrid_iswa->get_mem_attn()->get_swa();
-        res.has_recurrent = true;
-    } else if (auto * iswa = dynamic_cast<llama_kv_cache_iswa *>(memory)) {
-        res.evicted = iswa->get_base();
-        res.window  = iswa->get_swa();
-    } else if (auto * plain = dynamic_cast<llama_kv_cache *>(memory)) {
-        res.evicted = plain;
-    } else if (dynamic_cast<llama_memory_recurrent *>(memory)) {
-        fail(H2OG_UNSUPPORTED, "architecture '%s' is recurrent: it has no KV cache, and its state does not grow", arch.c_str());
-    } else {
-        fail(H2OG_UNSUPPORTED, "architecture '%s' keeps a sparse-attention index beside its cache, which would still "
-                               "hold what was evicted", arch.c_str());
-    }
-
-    const llama_kv_cache & cache = *res.evicted;
-    auto layers = h2og_access::layers(cache);
-    for (const auto & part : h2og_access::parts(cache)) {
-        const auto & more = h2og_access::layers(*part);
-        layers.insert(layers.end(), more.begin(), more.end());
-    }
-    const auto & cparams = ctx.get_cparams();
-    if (layers.empty()) {
-        fail(H2OG_UNSUPPORTED, "architecture '%s': every attention layer has a sliding window, so its cache is bounded already",
-             arch.c_str());
-    }
-    if (h2og_access::shares(cache)) {
-        fail(H2OG_UNSUPPORTED, "this context shares its KV cache with another one");
-    }
-    if (hparams.use_alibi || hparams.f_max_alibi_bias > 0.0f) {
-        fail(H2OG_UNSUPPORTED, "architecture '%s' uses ALiBi: its bias is read from cell positions, which after per-head "
-                               "eviction are not those of the entries", arch.c_str());
-    }
-    if (hparams.n_rel_attn_bkts > 0) {
-        fail(H2OG_UNSUPPORTED, "architecture '%s' uses relative position buckets, read from cell positions", arch.c_str());
-    }
-    if (hparams.ple_n_heads > 0) {
-        fail(H2OG_UNSUPPORTED, "architecture '%s' reads earlier tokens from the cells' books", arch.c_str());
-    }
-    if (!cparams.causal_attn) {
-        fail(H2OG_UNSUPPORTED, "this context has non-causal attention");
-    }
-    if (cparams.n_seq_max > 1 && cparams.kv_unified) {
-        fail(H2OG_UNSUPPORTED, "a unified cache shares cells between sequences; create the context with kv_unified = false");
-    }
-    const uint32_t il0 = layers[0].il;
-    for (const auto & layer : layers) {
-        if (hparams.n_head_kv(layer.il) != hparams.n_head_kv(il0) ||
-            hparams.n_embd_head_k(layer.il) != hparams.n_embd_head_k(il0) ||
-            hparams.n_embd_head_v(layer.il) != hparams.n_embd_head_v(il0)) {
-            fail(H2OG_UNSUPPORTED, "architecture '%s': its layers differ in KV heads or head size (layer %u against layer %u)",
-                 arch.c_str(), layer.il, il0);
-        }
-        if (h2og_access::v_trans(cache) && !ggml_backend_buffer_is_host(layer.k->buffer)) {
-            fail(H2OG_UNSUPPORTED, "V is transposed on a device; turn flash attention on");
-        }
-    }
-    return res;
-}
 
 h2og_state::h2og_state(llama_context & ctx, const h2og_params & wanted) : h2og_state(ctx, find_caches(ctx), wanted, nullptr) {
     groups.push_back(this);
@@ -220,39 +142,6 @@ void h2og_state::set_params(const h2og_params & wanted) {
     h2og_access::reserve_again(*ctx);
 }
 
-void h2og_state::allocate_scores() {
-    const size_t n = size_t(n_stream)*n_layer*n_head_kv*n_cells;
-    ggml_backend_buffer_t host = ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), n*sizeof(float));
-    if (host == nullptr) {
-        fail(H2OG_NATIVE, "out of memory: %zu bytes for the scores", n*sizeof(float));
-    }
-    score_buffers.emplace_back(host);
-    ggml_backend_buffer_clear(host, 0);
-    scores = static_cast<float *>(ggml_backend_buffer_get_base(host));
-
-    for (int32_t j = 0; j < n_layer; ++j) {
-        score_ctxs.emplace_back(ggml_init({ 2*ggml_tensor_overhead(), nullptr, true }));
-        ggml_tensor * t = ggml_new_tensor_3d(score_ctxs.back().get(), GGML_TYPE_F32, n_cells, n_head_kv, n_stream);
-        ggml_format_name(t, "h2og_scores_%d", layer_ids[j]);
-        if (layers[j].is_host) {
-            t->nb[2] = index(1, 0, 0)*sizeof(float);
-            t->nb[3] = t->nb[2]*n_stream;
-            if (ggml_backend_tensor_alloc(host, t, scores + index(0, j, 0)) != GGML_STATUS_SUCCESS) {
-                fail(H2OG_NATIVE, "the backend refused the score tensor of layer %d", layer_ids[j]);
-            }
-        } else {
-            auto * buft = ggml_backend_buffer_get_type(layers[j].k->buffer);
-            ggml_backend_buffer_t buffer = ggml_backend_alloc_ctx_tensors_from_buft(score_ctxs.back().get(), buft);
-            if (buffer == nullptr) {
-                fail(H2OG_NATIVE, "the device has no memory for the scores of layer %d", layer_ids[j]);
-            }
-            score_buffers.emplace_back(buffer);
-            ggml_backend_buffer_clear(buffer, 0);
-        }
-        layers[j].scores = t;
-    }
-}
-
 void h2og_state::require_context() const {
     if (ctx == nullptr) {
         fail(H2OG_DETACHED, "the llama_context of this cache has been freed");
@@ -337,29 +226,6 @@ void h2og_state::settle() {
     require_context();
     ctx->memory_update(false);
     synchronize();
-}
-
-void h2og_state::synchronize() {
-    require_context();
-    ctx->synchronize();
-    for (int32_t j = 0; j < n_layer; ++j) {
-        if (layers[j].is_host) {
-            continue;
-        }
-        const size_t bytes = size_t(n_head_kv)*n_cells*sizeof(float);
-        for (int32_t s = 0; s < n_stream; ++s) {
-            ggml_backend_tensor_get(layers[j].scores, scores + index(s, j, 0), s*layers[j].scores->nb[2], bytes);
-        }
-    }
-}
-
-void h2og_state::upload_scores(int32_t stream) {
-    for (int32_t j = 0; j < n_layer; ++j) {
-        if (!layers[j].is_host) {
-            const size_t bytes = size_t(n_head_kv)*n_cells*sizeof(float);
-            ggml_backend_tensor_set(layers[j].scores, scores + index(stream, j, 0), stream*layers[j].scores->nb[2], bytes);
-        }
-    }
 }
 
 h2og_view h2og_state::view(int32_t stream) const {
