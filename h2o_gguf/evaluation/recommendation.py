@@ -146,7 +146,7 @@ def show_kept(candidate: Candidate) -> str:
     entries = f"{candidate.budget:,} entries per KV head, {candidate.kept_bytes / 2**20:.1f} MiB"
     if candidate.variant.is_full:
         return f"everything ({entries})"
-    return f"{candidate.kept:.0%} ({entries})" if candidate.kept < 1 else entries
+    return f"{100 * candidate.kept:g}% ({entries})" if candidate.kept < 1 else entries
 
 
 def show_losses(candidate: Candidate) -> str:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 from llama_harness import english, model_path, open_llama
+from numpy.typing import NDArray
 
 from h2o_gguf import policies
 from h2o_gguf.evaluation import compare, read_full
@@ -124,3 +125,35 @@ def test_recorded_queries_are_a_part_of_what_is_shared(
     ((cell, alone),) = evaluator.answer(cells[2:])
     assert (alone.answer, alone.n_kept) == (shared[cell].answer, shared[cell].n_kept)
     assert alone.n_kept == 75
+
+
+@dataclass(frozen=True)
+class Remembering:
+    """Counts how often each entry was observed."""
+
+    budget: int
+    most: ClassVar[list[float]] = []
+    name: ClassVar[str] = "remembering"
+    needs_scores: ClassVar[bool] = False
+    n_observed: ClassVar[int] = 8
+    n_trace: ClassVar[int] = 1
+
+    def observe(self, view: CacheView) -> NDArray[np.float32]:
+        assert view.traces is not None
+        return np.where(view.pos >= 0, view.traces + 1, 0)
+
+    def victims(self, view: CacheView, n: int) -> Cells:
+        assert view.traces is not None
+        self.most.append(float(view.traces.max()))
+        return policies.select_lowest(view, view.traces[0], view.evictable(4, 16), n, "head")
+
+
+def test_an_eviction_after_one_reading_knows_what_was_observed_while_reading(
+    evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(registry.OURS, "remembering", Remembering)
+    cells = plan(
+        [Variant("remembering")], [0.5], ["single-noise"], [LENGTH], n_samples=1, mode="one-shot", n_batch=32
+    )
+    ((_, outcome),) = evaluator.answer(cells[1:])
+    assert Remembering.most == [-(-outcome.n_context // 32)]  # once a batch
