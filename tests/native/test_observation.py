@@ -321,3 +321,27 @@ def test_recorded_queries_take_what_is_planned(arch: str, tmp_path: Path) -> Non
     path = build(arch, tmp_path / "m.gguf", n_layer=4)
     with opened(path, n_ctx=512, budget=0, n_observed=10) as run:
         assert run.cache.info.query_bytes == 4 * queries_of(run).size == query_bytes(read_shape(path), 10)
+
+
+@pytest.mark.parametrize("attention", ["fused", "composed"])
+@pytest.mark.parametrize("n_nodes", [1, 40])
+def test_a_batch_that_was_broken_off_leaves_no_query(attention: str, n_nodes: int, tmp_path: Path) -> None:
+    """llama.cpp takes its tokens back; others come to their positions."""
+    path = build("llama", tmp_path / "m.gguf")
+    with opened(path, **{**F32, "attention": attention}, n_observed=N_OBSERVED) as run:
+        run.feed(TOKENS[:40], 20)
+        calls = 0
+
+        def stops(_: Any) -> bool:
+            nonlocal calls
+            calls += 1
+            return calls > n_nodes
+
+        callback = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p)(stops)
+        run.lib.llama_set_abort_callback(run.ctx, callback, None)
+        code, _ = run.try_decode(TOKENS[100:105])
+        run.lib.llama_set_abort_callback(run.ctx, ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p)(), None)
+        assert code == 2 and calls > n_nodes
+        assert query_pos(run)[-3:] == [37, 38, 39]
+        assert last_token_difference(run, TOKENS[40:45]) < CLOSE
+        assert query_pos(run) == list(range(37, 45))
