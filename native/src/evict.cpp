@@ -189,17 +189,10 @@ void h2og_state::move_rows(const Layer & layer, int32_t s, const std::vector<Mov
 }
 
 int32_t h2og_state::rollback_min(int32_t s) {
-    int32_t res = 0, oldest_of_all = INT32_MAX;
+    int32_t res = 0;
     for (h2og_state * group : first->groups) {
         group->follow_books(s);
         res = std::max(res, group->exact_from(s));
-        oldest_of_all = std::min(oldest_of_all, h2og_access::cells(*group->cache, s).seq_pos_min(s));
-    }
-    for (const h2og_state * group : first->groups) {
-        const int32_t oldest = h2og_access::cells(*group->cache, s).seq_pos_min(s);
-        if (oldest > oldest_of_all) {
-            res = std::max(res, oldest + 1);  // further back this group would be empty, and another would not
-        }
     }
     return std::min(res, streams[s].n_past);
 }
@@ -207,7 +200,8 @@ int32_t h2og_state::rollback_min(int32_t s) {
 int32_t h2og_state::exact_from(int32_t s) const {
     const Stream & stream = streams[s];
     const auto & cells = h2og_access::cells(*cache, s);
-    int32_t res = stream.n_evicted > 0 ? std::max(stream.exact_from, cells.seq_pos_min(s)) : 0;
+    // Of what was evicted from one entry must stay: without any, llama.cpp's books would count from 0 again.
+    int32_t res = stream.n_evicted > 0 ? std::max(stream.exact_from, cells.seq_pos_min(s) + 1) : 0;
     if (has_recurrent) {
         res = std::max(res, stream.n_past);
     }

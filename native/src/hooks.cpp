@@ -72,7 +72,9 @@ bool h2og_before_seq_rm(h2og_state * first, const llama_kv_cache * cache, int32_
             const auto count = [&](auto && holds) { return std::count_if(first->groups.begin(), first->groups.end(), holds); };
             const auto oldest = [&](const h2og_state * g) { return h2og_access::cells(*g->cache, s).seq_pos_min(s); };
             const auto n_group = count([](const h2og_state *) { return true; });
-            const auto n_all   = count([&](const h2og_state * g) { return oldest(g) >= 0 && begin <= oldest(g) && end > newest; });
+            // What was evicted is older than all that is held: only from the start on is nothing left of it.
+            const auto start = [&](const h2og_state * g) { return g->streams[s].n_evicted > 0 ? 0 : oldest(g); };
+            const auto n_all = count([&](const h2og_state * g) { return oldest(g) >= 0 && begin <= start(g) && end > newest; });
             const bool is_nothing = begin > newest || count([&](const h2og_state * g) { return end > oldest(g); }) == 0;
             const bool is_all     = n_all == n_group;
             const bool is_tail    = end > newest && begin >= exact_from && n_all == 0;

@@ -88,6 +88,22 @@ def test_invariants_hold_through_any_history(
             check(run, n_recent, policy.n_sink)
 
 
+def test_what_would_leave_nothing_of_an_evicted_sequence_is_no_rollback(model: Path) -> None:
+    """All that is older is gone, and llama.cpp's books would count from 0 again."""
+    with opened(model, n_ubatch=N_UBATCH, budget=BUDGET, block=BLOCK) as run:
+        policy_of(run, make("streaming", BUDGET, n_sink=0, n_recent=N_RECENT))
+        run.decode(random_tokens(N_UBATCH))
+        run.cache.make_room(24)
+        oldest = N_UBATCH - 24
+        assert run.cache.rollback_min() == oldest + 1
+        assert not run.remove(oldest) and not run.remove(1)
+        assert (run.cache.n_past(), run.cache.used()) == (N_UBATCH, 24)
+        assert run.remove(oldest + 1)
+        assert (run.cache.n_past(), run.cache.used()) == (oldest + 1, 1)
+        assert run.remove(0)
+        assert (run.cache.n_past(), run.cache.used()) == (0, 0)
+
+
 @pytest.mark.parametrize("name", ["h2o", "h2o+", "streaming"])
 def test_rolling_back_and_reading_again_gives_the_same_logits(model: Path, name: str) -> None:
     policy = make(name, BUDGET, n_recent=N_RECENT)
