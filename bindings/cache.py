@@ -269,19 +269,29 @@ class KVCache:
 
     # Contents
 
-    def keys(self, layer: int) -> NDArray[np.float32]:
-        """Return the keys of a layer, 0 .. n_layer - 1: float32[n_head_kv, n_cells, head_dim_k]."""
-        out = np.empty((self.n_head_kv, self.n_cells, self.info.head_dim_k), dtype=np.float32)
-        check(self._lib.h2og_read_keys(self.handle, self.seq, layer, ffi.from_buffer("float[]", out)))
-        return out
+    def keys(self, layer: int, cells: NDArray[np.integer[Any]] | None = None) -> NDArray[np.float32]:
+        """Return the keys of a layer, 0 .. n_layer - 1: float32[n_head_kv, n, head_dim_k].
 
-    def values(self, layer: int) -> NDArray[np.float32]:
-        """Return the values of a layer: float32[n_head_kv, n_cells, head_dim_v].
+        cells : int[n], those to read; None: all n_cells.
+        """
+        return self._read(self._lib.h2og_read_keys, layer, cells, self.info.head_dim_k)
+
+    def values(self, layer: int, cells: NDArray[np.integer[Any]] | None = None) -> NDArray[np.float32]:
+        """Return the values of a layer: float32[n_head_kv, n, head_dim_v].
 
         With MLA they are part of the keys.
         """
-        out = np.empty((self.n_head_kv, self.n_cells, self.info.head_dim_v), dtype=np.float32)
-        check(self._lib.h2og_read_values(self.handle, self.seq, layer, ffi.from_buffer("float[]", out)))
+        return self._read(self._lib.h2og_read_values, layer, cells, self.info.head_dim_v)
+
+    def _read(
+        self, function: Any, layer: int, cells: NDArray[np.integer[Any]] | None, head_dim: int
+    ) -> NDArray[np.float32]:
+        n = self.n_cells if cells is None else len(cells)
+        out = np.empty((self.n_head_kv, n, head_dim), dtype=np.float32)
+        named = ffi.NULL
+        if cells is not None:
+            named = ffi.from_buffer("int32_t[]", np.ascontiguousarray(cells, np.int32))
+        check(function(self.handle, self.seq, layer, named, n, ffi.from_buffer("float[]", out)))
         return out
 
     def save(self) -> bytes:

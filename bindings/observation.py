@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from h2o_gguf.bindings import library
 from h2o_gguf.bindings.library import ffi
 from h2o_gguf.bindings.status import check
-from h2o_gguf.observation import Floats, Rotation
+from h2o_gguf.observation import Cells, Floats, Rotation
 
 if TYPE_CHECKING:
     from h2o_gguf.bindings.cache import KVCache
@@ -40,13 +40,13 @@ class CacheObservation:
             check(self._lib.h2og_read_query_pos(self._cache.handle, self._cache.seq, pointer))
         return out
 
-    def keys(self, row: int) -> Floats:
-        """float32[n_head_kv, n_cells, head_dim_k], 0 in cells that were never used."""
-        return self._cache.keys(row)
+    def keys(self, row: int, cells: Cells | None = None) -> Floats:
+        """float32[n_head_kv, n, head_dim_k], 0 in cells that were never used."""
+        return self._cache.keys(row, cells)
 
-    def values(self, row: int) -> Floats:
-        """float32[n_head_kv, n_cells, head_dim_v]."""
-        return self._cache.values(row)
+    def values(self, row: int, cells: Cells | None = None) -> Floats:
+        """float32[n_head_kv, n, head_dim_v]."""
+        return self._cache.values(row, cells)
 
     def queries(self, row: int) -> Floats:
         """float32[n_head_kv, n_group, n_observed, head_dim_k], 0 where there are none yet.

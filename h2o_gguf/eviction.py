@@ -64,7 +64,7 @@ class Evictor:
     def attach(self, cache: NativeCache) -> None:
         """Become the policy of a native cache."""
         cache.set_policy(self)
-        if self.policy.n_trace:
+        if self.policy.n_trace and self.policy.n_observed:
             cache.set_observer(self.follow)
 
     def __call__(self, native: Any, n: int) -> NDArray[np.int32]:

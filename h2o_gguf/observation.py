@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Observation", "Rotation"]
+__all__ = ["Cells", "Floats", "Observation", "Rotation"]
 
 Floats = NDArray[np.float32]
+Cells = NDArray[np.integer[Any]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,11 +54,11 @@ class Observation(Protocol):
     def query_pos(self) -> NDArray[np.int32]:
         """Positions of the recorded queries, oldest first, -1 where there are none yet: int32[n_observed]."""
 
-    def keys(self, row: int) -> Floats:
-        """Keys as attention sees them: float32[n_head_kv, n_cells, head_dim_k]."""
+    def keys(self, row: int, cells: Cells | None = None) -> Floats:
+        """Keys as attention sees them: float32[n_head_kv, n, head_dim_k].  cells : int[n]; None: all n_cells."""
 
-    def values(self, row: int) -> Floats:
-        """Values as attention sees them: float32[n_head_kv, n_cells, head_dim_v]."""
+    def values(self, row: int, cells: Cells | None = None) -> Floats:
+        """Values as attention sees them: float32[n_head_kv, n, head_dim_v].  cells : as for keys."""
 
     def queries(self, row: int) -> Floats:
         """Queries as attention sees them: float32[n_head_kv, n_group, n_observed, head_dim_k]."""

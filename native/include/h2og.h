@@ -168,9 +168,10 @@ H2OG_API int32_t h2og_rollback_min(h2og_cache * cache, int32_t seq);
 
 // The reading functions below may be called from a policy or an observer.
 
-// Keys or values of a layer as the attention sees them: float32 out[n_head_kv][n_cells][head_dim].
-H2OG_API int32_t h2og_read_keys  (h2og_cache * cache, int32_t seq, int32_t layer, float * out);
-H2OG_API int32_t h2og_read_values(h2og_cache * cache, int32_t seq, int32_t layer, float * out);
+// Keys or values in n cells of a layer as the attention sees them: float32 out[n_head_kv][n][head_dim].  cells = NULL: all of
+// them, with n = n_cells.
+H2OG_API int32_t h2og_read_keys  (h2og_cache * cache, int32_t seq, int32_t layer, const int32_t * cells, int32_t n, float * out);
+H2OG_API int32_t h2og_read_values(h2og_cache * cache, int32_t seq, int32_t layer, const int32_t * cells, int32_t n, float * out);
 
 // Positions of the recorded queries, oldest first: out[n_observed]; -1 where there are none yet, which come first.
 H2OG_API int32_t h2og_read_query_pos(h2og_cache * cache, int32_t seq, int32_t * out);

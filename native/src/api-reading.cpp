@@ -4,6 +4,7 @@
 #include "rows.h"
 
 #include <algorithm>
+#include <numeric>
 
 using namespace h2og;
 
@@ -32,24 +33,42 @@ const Queries & queries_of(const h2og_state & state) {
     return *state.queries;
 }
 
-int32_t read_rows_of(h2og_cache * cache, int32_t seq, int32_t layer, float * out, bool is_v) {
+std::vector<int32_t> checked_cells(const h2og_state & state, const int32_t * cells, int32_t n) {
+    if (n < 0 || (cells == nullptr && n != state.n_cells)) {
+        fail(H2OG_INVALID, "%d cells cannot be read: there are %d", n, state.n_cells);
+    }
+    std::vector<int32_t> res(n);
+    if (cells == nullptr) {
+        std::iota(res.begin(), res.end(), 0);
+        return res;
+    }
+    std::copy_n(cells, n, res.begin());
+    for (const int32_t cell : res) {
+        if (cell < 0 || cell >= state.n_cells) {
+            fail(H2OG_INVALID, "cell %d does not exist: there are %d", cell, state.n_cells);
+        }
+    }
+    return res;
+}
+
+int32_t read_rows_of(h2og_cache * cache, int32_t seq, int32_t layer, const int32_t * cells, int32_t n, float * out, bool is_v) {
     return guarded([&]() -> int32_t {
         require_pointer(out, "out");
         const h2og_state & s = settled_state_of(cache);
         layer_of(s, layer);
-        s.read_heads(s.stream_of(seq), layer, is_v, out);
+        s.read_heads(s.stream_of(seq), layer, is_v, checked_cells(s, cells, n), out);
         return H2OG_OK;
     });
 }
 
 } // namespace
 
-int32_t h2og_read_keys(h2og_cache * cache, int32_t seq, int32_t layer, float * out) {
-    return read_rows_of(cache, seq, layer, out, false);
+int32_t h2og_read_keys(h2og_cache * cache, int32_t seq, int32_t layer, const int32_t * cells, int32_t n, float * out) {
+    return read_rows_of(cache, seq, layer, cells, n, out, false);
 }
 
-int32_t h2og_read_values(h2og_cache * cache, int32_t seq, int32_t layer, float * out) {
-    return read_rows_of(cache, seq, layer, out, true);
+int32_t h2og_read_values(h2og_cache * cache, int32_t seq, int32_t layer, const int32_t * cells, int32_t n, float * out) {
+    return read_rows_of(cache, seq, layer, cells, n, out, true);
 }
 
 int32_t h2og_read_query_pos(h2og_cache * cache, int32_t seq, int32_t * out) {

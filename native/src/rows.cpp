@@ -98,12 +98,8 @@ void move_rows_graph(const RowLayout & rows, int32_t stream, const std::vector<M
     }
 }
 
-void read_rows(const RowLayout & rows, int32_t stream, float * out) {
+void read_rows(const RowLayout & rows, int32_t stream, const std::vector<int32_t> & cells, float * out) {
     const ggml_tensor * t = rows.tensor;
-    const int64_t n_cells = t->ne[1];
-    std::vector<char> data(t->nb[2]);
-    ggml_backend_tensor_get(t, data.data(), stream*t->nb[2], data.size());
-
     const auto to_float = ggml_get_type_traits(t->type)->to_float;
     const auto convert = [&](const void * src, float * dst, int64_t n) {
         if (t->type == GGML_TYPE_F32) {
@@ -112,16 +108,28 @@ void read_rows(const RowLayout & rows, int32_t stream, float * out) {
             to_float(src, dst, n);
         }
     };
-    for (int32_t h = 0; h < rows.n_head; ++h) {
-        for (int64_t c = 0; c < n_cells; ++c) {
-            float * dst = out + (h*n_cells + c)*rows.head_dim;
-            if (!rows.is_transposed) {
-                convert(data.data() + offset_of(rows, 0, h, int32_t(c)), dst, rows.head_dim);
-                continue;
+    const size_t n = cells.size();
+    if (rows.is_transposed) {  // a cell's elements lie all over the layer
+        const size_t element = ggml_type_size(t->type);
+        std::vector<char> data(t->nb[2]);
+        ggml_backend_tensor_get(t, data.data(), stream*t->nb[2], data.size());
+        for (int64_t row = 0; row < int64_t(rows.n_head)*rows.head_dim; ++row) {
+            const int64_t head = row/rows.head_dim, d = row % rows.head_dim;
+            for (size_t i = 0; i < n; ++i) {
+                convert(data.data() + (row*t->ne[1] + cells[i])*element, out + (head*n + i)*rows.head_dim + d, 1);
             }
-            const size_t element = ggml_type_size(t->type);
-            for (int32_t d = 0; d < rows.head_dim; ++d) {
-                convert(data.data() + ((int64_t(h)*rows.head_dim + d)*n_cells + c)*element, dst + d, 1);
+        }
+        return;
+    }
+    std::vector<char> data;
+    for (size_t begin = 0, end; begin < n; begin = end) {  // one transfer for neighbouring cells
+        for (end = begin + 1; end < n && cells[end] == cells[end - 1] + 1; ++end) {}
+        data.resize((end - begin)*t->nb[1]);
+        ggml_backend_tensor_get(t, data.data(), stream*t->nb[2] + cells[begin]*t->nb[1], data.size());
+        for (size_t i = begin; i < end; ++i) {
+            for (int32_t head = 0; head < rows.n_head; ++head) {
+                const size_t in_row = ggml_row_size(t->type, int64_t(head)*rows.head_dim);
+                convert(data.data() + (i - begin)*t->nb[1] + in_row, out + (head*n + i)*rows.head_dim, rows.head_dim);
             }
         }
     }
@@ -171,20 +179,21 @@ const std::vector<float> * hadamard_of(const llama_kv_cache & cache, bool is_v, 
 
 } // namespace h2og
 
-void h2og_state::read_heads(int32_t stream, int32_t layer, bool is_v, float * out) const {
+void h2og_state::read_heads(int32_t stream, int32_t layer, bool is_v, const std::vector<int32_t> & cells, float * out) const {
     const h2og::Layer & l = layers[layer];
     const int32_t head_dim = is_v ? head_dim_v : head_dim_k;
+    const size_t n_row = size_t(n_head_kv)*cells.size();
     if (is_v && l.v == nullptr) {  // MLA: the first part of the keys
-        std::vector<float> keys(size_t(n_head_kv)*n_cells*head_dim_k);
-        read_heads(stream, layer, false, keys.data());
-        for (int32_t row = 0; row < n_head_kv*n_cells; ++row) {
-            std::copy_n(keys.data() + size_t(row)*head_dim_k, head_dim, out + size_t(row)*head_dim);
+        std::vector<float> keys(n_row*head_dim_k);
+        read_heads(stream, layer, false, cells, keys.data());
+        for (size_t row = 0; row < n_row; ++row) {
+            std::copy_n(keys.data() + row*head_dim_k, head_dim, out + row*head_dim);
         }
         return;
     }
-    h2og::read_rows({ is_v ? l.v : l.k, n_head_kv, head_dim, is_v && h2og_access::v_trans(*cache) }, stream, out);
+    h2og::read_rows({ is_v ? l.v : l.k, n_head_kv, head_dim, is_v && h2og_access::v_trans(*cache) }, stream, cells, out);
     int64_t n = 0;
     if (const auto * matrix = h2og::hadamard_of(*cache, is_v, n)) {
-        h2og::undo_hadamard(out, size_t(n_head_kv)*n_cells*head_dim, *matrix, n);
+        h2og::undo_hadamard(out, n_row*head_dim, *matrix, n);
     }
 }

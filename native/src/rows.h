@@ -27,8 +27,8 @@ void move_rows_host(const RowLayout & rows, int32_t stream, const std::vector<Mo
 // The same through a graph on a backend that owns the tensor's buffer; not for transposed rows.
 void move_rows_graph(const RowLayout & rows, int32_t stream, const std::vector<Move> & moves, ggml_backend_t backend);
 
-// float32 out[n_head][n_cells][head_dim]
-void read_rows(const RowLayout & rows, int32_t stream, float * out);
+// float32 out[n_head][cells.size()][head_dim]
+void read_rows(const RowLayout & rows, int32_t stream, const std::vector<int32_t> & cells, float * out);
 
 // The n x n Hadamard matrix that llama.cpp multiplies this cache's keys (or values) with; nullptr if it does not.
 const std::vector<float> * hadamard_of(const llama_kv_cache & cache, bool is_v, int64_t & n);

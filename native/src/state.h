@@ -97,8 +97,8 @@ struct h2og_state {
     // Takes over what llama.cpp is about to copy from one stream to another.
     void copy_stream(int32_t from, int32_t to);
 
-    // Keys or values of a layer as the attention sees them: float32 out[n_head_kv][n_cells][head_dim].
-    void read_heads(int32_t stream, int32_t layer, bool is_v, float * out) const;
+    // Keys or values of a layer as the attention sees them: float32 out[n_head_kv][cells.size()][head_dim].
+    void read_heads(int32_t stream, int32_t layer, bool is_v, const std::vector<int32_t> & cells, float * out) const;
 
     // The newest queries of a layer as the attention would see them now, beside the present keys, oldest first, 0 where there
     // are none yet: float32 out[n_observed][n_head][head_dim_k].  Only while queries are recorded.

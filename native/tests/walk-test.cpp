@@ -177,7 +177,7 @@ void copies_whole_sequences(llama_model & model, const std::vector<int32_t> & la
         for (int32_t seq = 0; seq < 2; ++seq) {
             policy.rng.seed(2);
             CHECK(h2og_make_room(group, seq, 50) > 0, "%s", h2og_last_error());
-            CHECK(h2og_read_keys(group, seq, v.n_layer - 1, keys[seq].data()) == H2OG_OK, "%s", h2og_last_error());
+            CHECK(h2og_read_keys(group, seq, v.n_layer - 1, nullptr, v.n_cells, keys[seq].data()) == H2OG_OK, "%s", h2og_last_error());
         }
         CHECK(h2og_get_view(group, 0, &v) == H2OG_OK, "%s", h2og_last_error());
         for (int32_t head = 0; head < v.n_head_kv; ++head) {

@@ -66,8 +66,8 @@ struct Walker {
 
         std::vector<float> keys(size_t(v.n_head_kv)*v.n_cells*tiny::HEAD_DIM), values(keys.size());
         for (int32_t j = 0; j < v.n_layer; ++j) {
-            CHECK(h2og_read_keys(cache, seq, j, keys.data()) == H2OG_OK, "%s", h2og_last_error());
-            CHECK(h2og_read_values(cache, seq, j, values.data()) == H2OG_OK, "%s", h2og_last_error());
+            CHECK(h2og_read_keys(cache, seq, j, nullptr, v.n_cells, keys.data()) == H2OG_OK, "%s", h2og_last_error());
+            CHECK(h2og_read_values(cache, seq, j, nullptr, v.n_cells, values.data()) == H2OG_OK, "%s", h2og_last_error());
             for (int32_t h = 0; h < v.n_head_kv; ++h) {
                 const size_t base = (size_t(j)*v.n_head_kv + h)*v.n_cells;
                 auto & rows = shadow[size_t(j)*v.n_head_kv + h];
