@@ -7,6 +7,7 @@ from html import escape
 from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
 from h2o_gguf.benchmark.results import Report, Spread
@@ -16,7 +17,7 @@ from h2o_gguf.errors import OptionError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["require_plots", "write_files"]
+__all__ = ["require_out", "write_files"]
 
 TITLE = "Speed and memory by length of history"
 STYLE = """
@@ -38,14 +39,24 @@ COLOURS = (
 MARKERS = "osD^vP"
 
 
-def require_plots() -> None:
-    """Raise OptionError, with the command that helps, if there is nothing to draw with."""
+def require_out(prefix: Path) -> None:
+    """Make the folder of PREFIX.*; to be called before what takes long.
+
+    Raises: OptionError, nothing can be written there, or there is nothing to draw with.
+    """
     if find_spec("matplotlib") is None:
         raise OptionError(
             "--out draws with matplotlib, which is not installed: pip install 'h2o-gguf[plots]', "
             "or leave --out away and take --json",
             "out",
         )
+    try:
+        prefix.parent.mkdir(parents=True, exist_ok=True)
+        TemporaryFile(dir=prefix.parent).close()
+    except OSError as error:
+        raise OptionError(
+            f"cannot write {str(prefix)!r}: {error.strerror or error}; name another place with --out", "out"
+        ) from error
 
 
 def write_files(report: Report, prefix: Path) -> list[Path]:

@@ -39,11 +39,11 @@ def run(
     """
     todo: list[Cell] = []
     for cell in cells:
-        kept = store.get(_key(cell))
+        kept = store.get(_key(cell), Outcome)
         if kept is None:
             todo.append(cell)
         else:
-            yield Result(cell, Outcome(**kept), is_new=False)
+            yield Result(cell, kept, is_new=False)
     n_done, n_total = 0, sum(cell.length for cell in todo)
     for batch in batches(todo):
         for cell, outcome in answer(batch):
