@@ -10,7 +10,7 @@ from typing import Any
 from h2o_gguf.evaluation.cells import Cell, Outcome
 from h2o_gguf.evaluation.store import Store, policy_key
 
-__all__ = ["Answer", "Progress", "Result", "batches", "run"]
+__all__ = ["Answer", "Progress", "Result", "batches", "n_tokens_left", "run"]
 
 Answer = Callable[[Sequence[Cell]], Iterable[tuple[Cell, Outcome]]]
 Progress = Callable[[int, int], None]
@@ -45,6 +45,8 @@ def run(
         else:
             yield Result(cell, kept, is_new=False)
     n_done, n_total = 0, sum(cell.length for cell in todo)
+    if todo and progress is not None:
+        progress(0, n_total)
     for batch in batches(todo):
         for cell, outcome in answer(batch):
             store.put(_key(cell), outcome.as_dict())
@@ -52,6 +54,11 @@ def run(
             if progress is not None:
                 progress(n_done, n_total)
             yield Result(cell, outcome, is_new=True)
+
+
+def n_tokens_left(cells: Sequence[Cell], store: Store) -> int:
+    """The tokens `run` would work through."""
+    return sum(cell.length for cell in cells if store.get(_key(cell), Outcome) is None)
 
 
 def batches(cells: Sequence[Cell]) -> list[list[Cell]]:

@@ -14,8 +14,10 @@ from llama_harness import english, model_path, open_llama
 from h2o_gguf import policies
 from h2o_gguf.evaluation import compare, read_full
 from h2o_gguf.evaluation.cells import Cell, plan
+from h2o_gguf.evaluation.evaluation import evaluate
 from h2o_gguf.evaluation.evaluator import Evaluator
 from h2o_gguf.evaluation.opening import ModelFile
+from h2o_gguf.evaluation.settings import QUICK_RUN, Settings
 from h2o_gguf.evaluation.side_by_side import Reader, measure_fidelity
 from h2o_gguf.evaluation.variants import FULL, Variant
 from h2o_gguf.policies import Cells, registry
@@ -152,3 +154,15 @@ def test_recorded_queries_are_a_part_of_what_is_shared(
     ((cell, alone),) = evaluator.answer(cells[2:])
     assert (alone.answer, alone.n_kept) == (shared[cell].answer, shared[cell].n_kept)
     assert alone.n_kept == 75
+
+
+def test_one_count_runs_over_the_text_and_the_answers() -> None:
+    settings = Settings.of(
+        QUICK_RUN, policies=["streaming"], kept="0.5", tasks=["fidelity", "single-noise"], lengths=[LENGTH],
+        n_samples=1, cache="off", seed=0, text=None, n_batch=64, n_threads=1, n_gpu_layers=0,
+    )  # fmt: skip
+    seen: list[tuple[int, int]] = []
+    evaluate(model_path(), settings, lambda n, n_total: seen.append((n, n_total)))
+    n_total = 2 * 3 * LENGTH  # read and answered by the full cache, streaming and random
+    assert {total for _, total in seen} == {n_total}
+    assert seen == sorted(seen) and seen[-1] == (n_total, n_total)

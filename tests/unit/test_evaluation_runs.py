@@ -19,7 +19,7 @@ from h2o_gguf import policies
 from h2o_gguf.errors import BudgetError, OptionError
 from h2o_gguf.evaluation.cells import Cell, Outcome, budget_of, plan
 from h2o_gguf.evaluation.one_shot import sharing
-from h2o_gguf.evaluation.runner import Result, batches, run
+from h2o_gguf.evaluation.runner import Result, batches, n_tokens_left, run
 from h2o_gguf.evaluation.settings import QUICK_RUN, Settings
 from h2o_gguf.evaluation.statistics import bootstrap, hidden_loss, samples_needed
 from h2o_gguf.evaluation.store import Store, policy_key
@@ -154,8 +154,9 @@ def test_progress_counts_what_is_left_to_do(tmp_path: Path) -> None:
     with closing(Store(tmp_path, FACTS)) as store:
         list(run(cells_of(1), Answers(), store))
         seen: list[tuple[int, int]] = []
+        assert n_tokens_left(cells_of(2), store) == 5000
         list(run(cells_of(2), Answers(), store, lambda n, total: seen.append((n, total))))
-    assert seen == [(1000 * n, 5000) for n in range(1, 6)]
+    assert seen == [(1000 * n, 5000) for n in range(6)]
 
 
 def test_bounded_batches_share_a_cache_and_one_shot_ones_a_length() -> None:
