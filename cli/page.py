@@ -45,6 +45,7 @@ def make_page(
 
 def write_texts(prefix: Path, texts: dict[str, str]) -> list[Path]:
     """Write PREFIX.ENDING for each ending; return their paths."""
+    prefix.parent.mkdir(parents=True, exist_ok=True)
     written = []
     for ending, text in texts.items():
         path = prefix.parent / f"{prefix.name}.{ending}"

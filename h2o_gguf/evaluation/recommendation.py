@@ -153,7 +153,7 @@ def show_losses(candidate: Candidate) -> str:
     """The losses in words."""
     words = []
     if (loss := candidate.score_loss) is not None:
-        words.append(f"{_points(loss)} points of the score over {loss.n} samples")
+        words.append(f"{_points(loss)} points of the score over {_samples(loss.n)}")
     if (loss := candidate.perplexity_loss) is not None:
         words.append(
             f"perplexity {loss.mean:+.1%} ({loss.low:+.1%} to {loss.high:+.1%}) over {loss.n:,} tokens"
@@ -165,12 +165,16 @@ def _points(loss: Interval) -> str:
     return f"{100 * loss.mean:.1f} ({100 * loss.low:.1f} to {100 * loss.high:.1f})"
 
 
+def _samples(n: int) -> str:
+    return f"{n:,} sample" if n == 1 else f"{n:,} samples"
+
+
 def _doubt(choice: Candidate, tolerance: float) -> str:
     """Why it is not proven, and what would."""
     words = []
     if (loss := choice.score_loss) is not None and hidden_loss(loss.n) > tolerance:
         words.append(
-            f"n is too small: {loss.n} samples without a loss would still hide one of "
+            f"n is too small: {_samples(loss.n)} without a loss would still hide one of "
             f"{hidden_loss(loss.n):.0%}, and to rule out more than {tolerance:.1%} takes "
             f"{samples_needed(tolerance):,} of them"
         )

@@ -55,9 +55,15 @@ def test_the_smallest_budget_without_a_loss_is_chosen_and_its_doubts_are_named()
     assert (advice.choice.kept, advice.choice.budget) == (0.25, 250)  # random is never chosen
     assert not advice.is_proven and "not proven" in advice.headline
     text = " ".join(advice.reasons)
-    assert "10 samples" in text and "hide one of 26%" in text and "takes 299" in text
+    assert "10 samples without" in text and "hide one of 26%" in text and "takes 299" in text
     assert "streaming lost: 50.0 (50.0 to 50.0) points" in text
     assert "do not show what the policy is worth" not in text
+
+
+def test_one_sample_is_not_samples() -> None:
+    advice = recommend([*results(FULL, 1.0, [1.0]), *results("h2o+", 0.25, [1.0])], [], 0.01)
+    text = " ".join(advice.reasons)
+    assert "over 1 sample." in text and "1 sample without" in text
 
 
 def test_many_samples_and_narrow_intervals_prove_it() -> None:

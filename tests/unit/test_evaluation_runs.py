@@ -17,6 +17,7 @@ import pytest
 
 from h2o_gguf import policies
 from h2o_gguf.errors import BudgetError, OptionError
+from h2o_gguf.evaluation import bootstrap_ratio
 from h2o_gguf.evaluation.cells import Cell, Outcome, budget_of, plan
 from h2o_gguf.evaluation.one_shot import sharing
 from h2o_gguf.evaluation.runner import Result, batches, n_tokens_left, run
@@ -250,6 +251,14 @@ def test_the_interval_covers_the_true_mean_as_often_as_it_says() -> None:
         for found in (bootstrap([rng.random(40), rng.random(40)], seed=i) for i in range(300))
     )
     assert 0.91 <= hits / 300 <= 0.98
+
+
+@pytest.mark.parametrize("n", [8, 32, 480])
+def test_the_interval_of_a_short_text_has_a_width(n: int) -> None:
+    """Half of eight blocks cost one nat more: of a binomial (8, 1/2), 95 % lie between 1 and 7."""
+    nll = np.repeat([0.0, 1.0], n // 2)
+    assert bootstrap_ratio(nll, np.zeros(len(nll))) == pytest.approx((np.exp(1 / 8), np.exp(7 / 8)))
+    assert bootstrap_ratio(np.ones(3), np.zeros(3)) == pytest.approx((np.e, np.e))
 
 
 def test_groups_count_alike_whatever_their_size() -> None:
