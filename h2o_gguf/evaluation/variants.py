@@ -71,8 +71,9 @@ def with_controls(names: Sequence[str], budgets: Iterable[int]) -> list[Variant]
 
     Raises: OptionError, BudgetError, PolicyError: a policy is unknown or cannot be made at a budget.
     """
-    made = {name: [_make(name, budget) for budget in sorted(set(budgets))] for name in names}
-    chosen = {made[name][0].name: made[name] for name in names if name != FULL}
+    known = dict.fromkeys(policies.known_as(name) for name in names)
+    made = {name: [_make(name, budget) for budget in sorted(set(budgets))] for name in known}
+    chosen = {name: each for name, each in made.items() if name != FULL}
     windows: dict[tuple[tuple[int, int], ...], str] = {}
     for name, each in chosen.items():
         if name not in (STREAMING, RANDOM):
