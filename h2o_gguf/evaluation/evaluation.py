@@ -22,6 +22,7 @@ from h2o_gguf.evaluation.store import Store
 from h2o_gguf.evaluation.summary import Row, floors, summarize
 from h2o_gguf.evaluation.tasks import FIDELITY
 from h2o_gguf.evaluation.variants import FULL, Variant, compared, with_controls
+from h2o_gguf.text import readable
 
 __all__ = ["Report", "compare", "evaluate"]
 
@@ -120,7 +121,7 @@ def _measure(
         results = sorted(new, key=lambda r: order[r.cell])
     return Report(
         environment=about,
-        settings={name: str(v) if isinstance(v, Path) else v for name, v in asdict(settings).items()},
+        settings={name: readable(v) if isinstance(v, Path) else v for name, v in asdict(settings).items()},
         rows=tuple(summarize(results)),
         floors=tuple((*key, score) for key, score in floors(results).items()),
         fidelity=tuple(fidelity),

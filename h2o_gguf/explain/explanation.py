@@ -17,6 +17,7 @@ from h2o_gguf.eviction import Span
 from h2o_gguf.explain.attention import Glance, Progress, full_cache_cells, glances
 from h2o_gguf.explain.recording import Recording
 from h2o_gguf.policies import Policy
+from h2o_gguf.text import readable
 from h2o_gguf.view import CacheView
 
 __all__ = ["HEAVY_SHARE", "Explanation", "explain_reply", "heavy_hitters", "token_texts"]
@@ -147,7 +148,7 @@ def explain_reply(
                 why_not = str(error)
         policy: Policy = engine.policy
         return Explanation(
-            model=Path(llm.model_path).stem,
+            model=readable(Path(llm.model_path).stem),
             policy=policy.name,
             budget=policy.budget,
             n_sink=policy.n_sink,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -211,6 +212,15 @@ def test_past_the_trained_context_only_the_full_cache_is_unknown(tmp_path: Path)
         e = explain_reply(llm, recorded, 290, llm.engine.tokens[290:])
         assert e.missed is None and "299 tokens and the model was trained to see 256" in e.why_not_missed
         np.testing.assert_allclose(e.kept.sum(-1), 1, atol=1e-5)
+
+
+def test_a_model_whose_name_is_no_utf8_is_explained(tmp_path: Path) -> None:
+    with open_tiny("llama", tmp_path, kv_budget=128) as llm:
+        recorded = Recording(llm.engine)
+        llm.engine.prefill(random_tokens(20))
+        llm.model_path = os.fsdecode(b"\xff.gguf")
+        explain_reply(llm, recorded, 18, llm.engine.tokens[18:]).write(tmp_path / "page.html")
+    assert "<title>\ufffd: why" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
 def test_an_answer_that_was_shown_but_not_read_is_explained_too(tmp_path: Path) -> None:
