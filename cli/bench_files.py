@@ -17,7 +17,7 @@ from h2o_gguf.errors import OptionError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["require_out", "write_files"]
+__all__ = ["COLOURS", "MARKERS", "NO_METADATA", "require_out", "write_files"]
 
 TITLE = "Speed and memory by length of history"
 STYLE = """
@@ -37,6 +37,7 @@ COLOURS = (
     "#e69f00",
 )  # Okabe and Ito's: told apart by all
 MARKERS = "osD^vP"
+NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))  # of a picture inside a page
 
 
 def require_out(prefix: Path) -> None:
@@ -64,7 +65,7 @@ def write_files(report: Report, prefix: Path) -> list[Path]:
     figure = _draw(report)
     png, svg = prefix.parent / f"{prefix.name}.png", StringIO()
     figure.savefig(png, dpi=150)
-    figure.savefig(svg, format="svg", metadata={"Date": None})
+    figure.savefig(svg, format="svg", metadata=NO_METADATA)
     texts = {
         "json": json.dumps(report.as_dict(), indent=1, ensure_ascii=False) + "\n",
         "md": as_markdown(report),
@@ -82,6 +83,7 @@ def _page(report: Report, svg: str) -> str:
     return f"""<!doctype html>
 <html lang="en">
 <meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
 <meta name="viewport" content="width=device-width">
 <title>{TITLE}: {escape(str(report.environment["model"]))}</title>
 <style>{STYLE}</style>

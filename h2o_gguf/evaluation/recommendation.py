@@ -11,7 +11,7 @@ from h2o_gguf.evaluation.runner import Result
 from h2o_gguf.evaluation.side_by_side import Fidelity
 from h2o_gguf.evaluation.statistics import Interval, bootstrap, hidden_loss, samples_needed
 from h2o_gguf.evaluation.summary import floors, paired
-from h2o_gguf.evaluation.variants import Variant
+from h2o_gguf.evaluation.variants import PLAIN, Variant
 
 __all__ = ["Candidate", "Recommendation", "candidates", "recommend"]
 
@@ -134,6 +134,8 @@ def recommend(results: Sequence[Result], fidelity: Sequence[Fidelity], tolerance
     reasons.append(
         f"It is the smallest budget measured that loses no more than {tolerance:.1%}: {show_losses(choice)}."
     )
+    if all(result.cell.mode == "bounded" for result in results):
+        reasons.append(f"To use it: {_flags(choice)}.")
     is_proven = choice.is_proven(tolerance)
     if not is_proven:
         reasons.append(_doubt(choice, tolerance))
@@ -167,6 +169,17 @@ def _points(loss: Interval) -> str:
 
 def _samples(n: int) -> str:
     return f"{n:,} sample" if n == 1 else f"{n:,} samples"
+
+
+def _flags(choice: Candidate) -> str:
+    """What says it to every other command."""
+    variant = choice.variant
+    words = f"--policy {variant.policy}"
+    if not variant.is_full:
+        words += f" --kv-budget {choice.budget}"
+    if (variant.type_k, variant.type_v) != (PLAIN, PLAIN):
+        words += f" --cache-type-k {variant.type_k} --cache-type-v {variant.type_v}"
+    return words
 
 
 def _doubt(choice: Candidate, tolerance: float) -> str:

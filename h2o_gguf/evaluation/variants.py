@@ -10,7 +10,7 @@ from h2o_gguf.errors import BudgetError, OptionError
 from h2o_gguf.options import KV_TYPES
 from h2o_gguf.policies import Policy
 
-__all__ = ["FULL", "Variant", "compared", "with_controls"]
+__all__ = ["FULL", "PLAIN", "Variant", "compared", "with_controls"]
 
 FULL = "none"  # the policy that keeps everything
 STREAMING, RANDOM = "streaming", "random"
