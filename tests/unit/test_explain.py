@@ -181,6 +181,16 @@ def test_every_kind_of_cache_that_is_evicted_from_is_explained(architecture: str
         assert ((e.missed.sum(-1) > 0) & (e.missed.sum(-1) < 1)).all()
 
 
+@pytest.mark.parametrize("policy", ["h2o+", "streaming"])
+def test_a_text_shorter_than_a_sliding_window_is_explained(policy: str, tmp_path: Path) -> None:
+    build_with = {"n_swa": 300, "n_ctx_train": 512}  # the window and a batch are more than 256 cells
+    with open_tiny("gemma3", tmp_path, build=build_with, policy=policy, kv_budget=48, n_batch=16) as llm:
+        recorded = Recording(llm.engine)
+        llm.engine.prefill(random_tokens(30))
+        e = explain_reply(llm, recorded, 28, llm.engine.tokens[28:])
+        np.testing.assert_allclose(e.kept.sum(-1), 1, atol=1e-5)
+
+
 def test_nothing_is_missed_where_nothing_left(tmp_path: Path) -> None:
     with open_tiny("llama", tmp_path, kv_budget=128) as llm:
         recorded = Recording(llm.engine)
