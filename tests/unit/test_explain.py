@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ from numpy.typing import NDArray
 from tiny_models import build
 
 from h2o_gguf.cancel import CancelToken
+from h2o_gguf.documents import Document
 from h2o_gguf.errors import Cancelled, OptionError
-from h2o_gguf.explain import HELD, Recording, explain_reply, recording
+from h2o_gguf.explain import HELD, Recording, explain, explain_reply, recording
 from h2o_gguf.explain.attention import glances
 from h2o_gguf.explain.explanation import HEAVY_SHARE, heavy_hitters, token_texts
 from h2o_gguf.policies import H2O
@@ -110,6 +112,20 @@ def test_a_sequence_too_long_to_record_is_refused_until_a_new_one_begins(
         seen = LastSeen(llm.engine.cache)
         llm.engine.prefill(random_tokens(120, 1))
         np.testing.assert_array_equal(recorded.departures(), seen.departures(120))
+
+
+@pytest.mark.parametrize(("n_most", "n_said"), [(60, r"\d{3}"), (150, r"1[5-9]\d")])
+def test_a_text_too_long_to_record_is_refused_while_it_is_read(
+    n_most: int, n_said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twice too long at once, else when it has come so far."""
+    monkeypatch.setattr(recording, "MAX_TOKENS", n_most)
+    seen: list[int] = []
+    with open_tiny("llama", tmp_path, kv_budget=200, n_batch=16, kv_block=8) as llm:
+        document = Document(BytesIO(b"to be or not to be " * 12), "play", 12 * 19)
+        with pytest.raises(OptionError, match=f"has {n_said} tokens.* {n_most} at most: take a part"):
+            explain(llm, document, question="?", instruction="", progress=lambda p: seen.append(p.n_read))
+    assert (len(seen) == 0) if n_most == 60 else seen[-1] <= n_most < seen[-1] + 16
 
 
 def test_the_replay_sees_the_attention_of_the_first_reading(tmp_path: Path) -> None:
