@@ -128,12 +128,13 @@ def measure_fidelity(
     if n_total > n_open:
         first, *others = readers
         parts = [[first, *others[i : i + n_open - 1]] for i in range(0, len(others), n_open - 1)]
-        n_all = n_tokens * sum(map(len, parts))
-        found = []
+        n_all = n_tokens * sum(len(part) for part in parts)
+        n_before = 0
+        found: list[list[Fidelity]] = []
         for part in parts:
-            n_before = n_tokens * sum(map(len, parts[: len(found)]))
             tell = None if progress is None else lambda n, _, n_before=n_before: progress(n_before + n, n_all)
             found.append(measure_fidelity(model, text, part, n_tokens, n_batch, tell))
+            n_before += n_tokens * len(part)
         return [found[0][0], *(each for part in found for each in part[1:])]
     with ExitStack() as stack:
         tracks: list[_Track] = []
