@@ -71,14 +71,14 @@ def with_controls(names: Sequence[str], budgets: Iterable[int]) -> list[Variant]
 
     Raises: OptionError, BudgetError, PolicyError: a policy is unknown or cannot be made at a budget.
     """
-    known = dict.fromkeys(policies.known_as(name) for name in names)
+    known = dict.fromkeys(policies.known_as(name) for name in (*names, STREAMING))
     made = {name: [_make(name, budget) for budget in sorted(set(budgets))] for name in known}
     chosen = {name: each for name, each in made.items() if name != FULL}
     windows: dict[tuple[tuple[int, int], ...], str] = {}
     for name, each in chosen.items():
         if name not in (STREAMING, RANDOM):
             windows.setdefault(tuple((policy.n_sink, policy.n_recent) for policy in each), name)
-    found = [Variant(name) for name in dict.fromkeys([*chosen, STREAMING]) if name != RANDOM]
+    found = [Variant(name) for name in chosen if name != RANDOM]
     return found + [Variant(RANDOM, like=name) for name in windows.values() or (DEFAULT,)]
 
 

@@ -212,6 +212,8 @@ def test_random_gets_the_sinks_and_window_of_each_policy() -> None:
         with_controls(["x"], [100])
     with pytest.raises(BudgetError, match=r"3 entries .* h2o\+, which protects 4: .*--kept"):
         with_controls(["h2o+"], [3])
+    with pytest.raises(BudgetError, match=r"3 entries .* streaming, which protects 4"):
+        with_controls(["knorm"], [3])
 
 
 def test_a_cache_type_is_compared_once() -> None:
