@@ -8,7 +8,7 @@ from typing import Annotated, Optional
 
 import typer
 
-from h2o_gguf.cli.bench_files import require_plots
+from h2o_gguf.cli.bench_files import require_out
 from h2o_gguf.cli.eval_options import (
     BatchSize,
     Folder,
@@ -98,7 +98,7 @@ def compare(
     """
     path = model_path(model)
     if out is not None:
-        require_plots()
+        require_out(out)
     from h2o_gguf.cli.compare_table import show, write_files
     from h2o_gguf.evaluation.evaluation import compare as measure
     from h2o_gguf.evaluation.settings import COMPARISON, Settings

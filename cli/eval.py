@@ -8,7 +8,7 @@ from typing import Annotated, Optional
 
 import typer
 
-from h2o_gguf.cli.bench_files import require_plots
+from h2o_gguf.cli.bench_files import require_out
 from h2o_gguf.cli.eval_options import (
     BatchSize,
     Folder,
@@ -117,7 +117,7 @@ def evaluate(
     """
     path = model_path(model)
     if out is not None:
-        require_plots()
+        require_out(out)
     from h2o_gguf.cli.eval_files import write_files
     from h2o_gguf.cli.eval_table import show
     from h2o_gguf.evaluation.evaluation import evaluate

@@ -114,7 +114,7 @@ def summarize(
         engine.prefill(first, cancel=token)
         reading.read()
         if reading.n_tokens == 0:
-            raise OptionError(f"{document.name!r} is empty: there is nothing to summarize", "file")
+            raise OptionError(f"{document.name!r} is empty: there is nothing to read", "file")
         engine.pins = [(0, len(first)), (engine.n_past, engine.n_past + len(last)), *pin]
         engine.prefill(last, cancel=token)
         reading.end()

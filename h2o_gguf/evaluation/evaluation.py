@@ -15,7 +15,7 @@ from h2o_gguf.evaluation.cells import budget_of, plan
 from h2o_gguf.evaluation.evaluator import Evaluator
 from h2o_gguf.evaluation.opening import ModelFile, check_lengths
 from h2o_gguf.evaluation.recommendation import Recommendation, recommend
-from h2o_gguf.evaluation.runner import Result, run
+from h2o_gguf.evaluation.runner import Result, n_tokens_left, run
 from h2o_gguf.evaluation.settings import Settings
 from h2o_gguf.evaluation.side_by_side import Fidelity, Reader
 from h2o_gguf.evaluation.store import Store
@@ -23,6 +23,7 @@ from h2o_gguf.evaluation.summary import Row, floors, summarize
 from h2o_gguf.evaluation.tasks import FIDELITY
 from h2o_gguf.evaluation.variants import FULL, Variant, compared, with_controls
 from h2o_gguf.protocols import Progress
+from h2o_gguf.text import readable
 
 __all__ = ["Report", "compare", "evaluate"]
 
@@ -95,6 +96,17 @@ def _measure(
     evaluator = Evaluator(ModelFile(model, settings.n_threads, settings.n_gpu_layers), text)
     fidelity: list[Fidelity] = []
     with closing(Store(settings.folder, evaluator.facts())) as store:
+        n_read, n_left = 0, n_tokens_left(cells, store)
+
+        def report(n: int, n_total: int) -> None:
+            if progress is not None:
+                progress(n, n_total)
+
+        def report_text(n: int, n_total: int) -> None:
+            nonlocal n_read
+            n_read = n_total
+            report(n, n_total + n_left)
+
         if FIDELITY in settings.tasks:
             n = max(settings.lengths)
             readers = [Reader(v, 1.0, n) for v in (Variant(FULL), *variants) if v.is_full]
@@ -104,12 +116,13 @@ def _measure(
                 for v in variants
                 if not v.is_full
             ]
-            fidelity = evaluator.fidelity(readers, n, settings.n_batch, store, progress, is_fresh=is_fresh)
+            fidelity = evaluator.fidelity(readers, n, settings.n_batch, store, report_text, is_fresh=is_fresh)
         order = {cell: i for i, cell in enumerate(cells)}
-        results = sorted(run(cells, evaluator.answer, store, progress), key=lambda r: order[r.cell])
+        new = run(cells, evaluator.answer, store, lambda n, n_total: report(n_read + n, n_read + n_total))
+        results = sorted(new, key=lambda r: order[r.cell])
     return Report(
         environment=about,
-        settings={name: str(v) if isinstance(v, Path) else v for name, v in asdict(settings).items()},
+        settings={name: readable(v) if isinstance(v, Path) else v for name, v in asdict(settings).items()},
         rows=tuple(summarize(results)),
         floors=tuple((*key, score) for key, score in floors(results).items()),
         fidelity=tuple(fidelity),

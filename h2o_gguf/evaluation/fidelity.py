@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["Fidelity", "FullCache", "bootstrap_ratio", "compare", "read_full", "rows"]
 
 BOOTSTRAP_BLOCK = 64  # tokens resampled together: neighbouring losses are correlated
+N_BLOCKS_MIN = 8  # of fewer tokens each in a short text: one block alone would have no width
 BOOTSTRAP_N = 2000
 
 
@@ -144,9 +145,12 @@ def compare(
 def bootstrap_ratio(
     nll: NDArray[np.float64], reference: NDArray[np.float64], seed: int = 0
 ) -> tuple[float, float]:
-    """Return the 95 % interval of exp(mean(nll - reference)): paired, in blocks of 64 neighbouring tokens."""
+    """Return the 95 % interval of exp(mean(nll - reference)): paired, in blocks of 64 neighbouring tokens.
+
+    Fewer than 512 tokens are cut into eight blocks.
+    """
     difference = nll - reference
-    n_block = max(1, len(difference) // BOOTSTRAP_BLOCK)
+    n_block = min(len(difference), max(N_BLOCKS_MIN, len(difference) // BOOTSTRAP_BLOCK))
     means = np.array([part.mean() for part in np.array_split(difference, n_block)])
     draws = np.random.default_rng(seed).integers(0, n_block, (BOOTSTRAP_N, n_block))
     low, high = np.quantile(means[draws].mean(-1), [0.025, 0.975])

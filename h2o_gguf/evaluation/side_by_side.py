@@ -79,13 +79,6 @@ class Fidelity:
         """The fields, for JSON."""
         return asdict(self) | {"cache": self.variant.name}
 
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Fidelity:
-        """What as_dict wrote."""
-        fields = {name: value for name, value in data.items() if name != "cache"}
-        parts = {"variant": Variant(**data["variant"]), "ratio": Interval(**data["ratio"])}
-        return cls(**(fields | parts | {"buckets": tuple(data["buckets"])}))
-
 
 class _Track:
     """A reader at work."""

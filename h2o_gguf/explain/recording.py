@@ -11,7 +11,7 @@ from h2o_gguf.errors import OptionError
 from h2o_gguf.policies import Cells, LayerBudgets
 from h2o_gguf.view import CacheView
 
-__all__ = ["HELD", "MAX_TOKENS", "NEVER_EVICTS", "Recording"]
+__all__ = ["HELD", "MAX_TOKENS", "NEVER_EVICTS", "Recording", "check_length"]
 
 HELD = int(np.iinfo(np.int32).max)
 MAX_TOKENS = 1 << 17  # four bytes each in every layer and head, so there is an end to it
@@ -19,6 +19,15 @@ NEVER_EVICTS = (
     "nothing is ever evicted without a policy, so there is nothing to explain: "
     "evict with policy='h2o+', and give a kv_budget"
 )
+
+
+def check_length(n_tokens: int, hint: str) -> None:
+    """Raise OptionError where a sequence is too long to be recorded."""
+    if n_tokens > MAX_TOKENS:
+        raise OptionError(
+            f"the sequence has {n_tokens:,} tokens, and what left is recorded for {MAX_TOKENS:,} at most: "
+            f"{hint}"
+        )
 
 
 class Recording:
@@ -56,11 +65,7 @@ class Recording:
         Raises: OptionError, the sequence is longer than MAX_TOKENS.
         """
         n_past = self._engine.n_past
-        if n_past > MAX_TOKENS:
-            raise OptionError(
-                f"the sequence has {n_past:,} tokens, and what left is recorded for {MAX_TOKENS:,} at most: "
-                "begin a new one"
-            )
+        check_length(n_past, "begin a new one")
         self._grow(n_past)
         left: NDArray[np.int32] = self._left[..., :n_past].copy()
         pos = self._engine.cache.pos

@@ -17,7 +17,7 @@ from h2o_gguf.policies.lazy import Lazy
 from h2o_gguf.policies.none import NoEviction
 from h2o_gguf.policies.pyramidkv import PyramidKV
 from h2o_gguf.policies.random import Random
-from h2o_gguf.policies.registry import get, keeps, make, names
+from h2o_gguf.policies.registry import get, keeps, known_as, make, names
 from h2o_gguf.policies.rkv import RKV
 from h2o_gguf.policies.scissorhands import Scissorhands
 from h2o_gguf.policies.selection import Cells, Granularity, select_lowest
@@ -59,6 +59,7 @@ __all__ = [
     "get",
     "is_policy",
     "keeps",
+    "known_as",
     "make",
     "names",
     "pyramid",

@@ -28,7 +28,7 @@ from h2o_gguf.policies.staged import Staged, snapkv_then_h2o_plus
 from h2o_gguf.policies.streaming import Streaming
 from h2o_gguf.policies.tova import TOVA
 
-__all__ = ["GROUP", "get", "keeps", "make", "names"]
+__all__ = ["GROUP", "get", "keeps", "known_as", "make", "names"]
 
 GROUP = "h2o_gguf.policies"  # the entry point group other packages name their policies in
 
@@ -68,13 +68,18 @@ def keeps(name: str) -> str:
     return KEEPS.get(name, "which it chooses")
 
 
+def known_as(name: str) -> str:
+    """Return the name as names has it: upper case and "_" for "-" are allowed, "h2o-plus" is "h2o+"."""
+    key = str(name).strip().lower().replace("_", "-")
+    return ALIASES.get(key, key)
+
+
 def get(name: str) -> Callable[..., Policy]:
-    """Return the class behind a name; upper case and "_" for "-" are allowed, "h2o-plus" is "h2o+".
+    """Return the class behind a name that known_as understands.
 
     Raises: OptionError, the name is unknown. PolicyError, another package's policy cannot be imported.
     """
-    key = str(name).strip().lower().replace("_", "-")
-    key = ALIASES.get(key, key)
+    key = known_as(name)
     if key in OURS:
         return OURS[key]
     theirs = _theirs()
@@ -111,4 +116,4 @@ def make(name: str, budget: int, **knobs: Any) -> Policy:
 
 
 def _theirs() -> dict[str, EntryPoint]:
-    return {point.name.lower().replace("_", "-"): point for point in entry_points(group=GROUP)}
+    return {known_as(point.name): point for point in entry_points(group=GROUP)}

@@ -12,10 +12,12 @@ from llama_harness import english, model_path, open_llama
 from numpy.typing import NDArray
 
 from h2o_gguf import policies
-from h2o_gguf.evaluation import compare, read_full
+from h2o_gguf.evaluation import compare, read_full, side_by_side
 from h2o_gguf.evaluation.cells import Cell, plan
+from h2o_gguf.evaluation.evaluation import evaluate
 from h2o_gguf.evaluation.evaluator import Evaluator
 from h2o_gguf.evaluation.opening import ModelFile
+from h2o_gguf.evaluation.settings import QUICK_RUN, Settings
 from h2o_gguf.evaluation.side_by_side import Reader, measure_fidelity
 from h2o_gguf.evaluation.variants import FULL, Variant
 from h2o_gguf.policies import Cells, registry
@@ -157,3 +159,20 @@ def test_an_eviction_after_one_reading_knows_what_was_observed_while_reading(
     )
     ((_, outcome),) = evaluator.answer(cells[1:])
     assert Remembering.most == [-(-outcome.n_context // 32)]  # once a batch
+
+
+@pytest.mark.parametrize(("n_open", "n_readings"), [(16, 3), (2, 4)])
+def test_one_count_runs_over_the_text_and_the_answers(
+    n_open: int, n_readings: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Full cache, streaming and random; where only two fit into memory, the first reads with each other."""
+    monkeypatch.setattr(side_by_side, "_n_open", lambda model: n_open)
+    settings = Settings.of(
+        QUICK_RUN, policies=["streaming"], kept="0.5", tasks=["fidelity", "single-noise"], lengths=[LENGTH],
+        n_samples=1, cache="off", seed=0, text=None, n_batch=64, n_threads=1, n_gpu_layers=0,
+    )  # fmt: skip
+    seen: list[tuple[int, int]] = []
+    evaluate(model_path(), settings, lambda n, n_total: seen.append((n, n_total)))
+    n_total = (n_readings + 3) * LENGTH
+    assert {total for _, total in seen} == {n_total}
+    assert seen == sorted(seen) and seen[-1] == (n_total, n_total)
