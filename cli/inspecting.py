@@ -12,10 +12,13 @@ import typer
 from h2o_gguf import models
 from h2o_gguf.cli.guard import guarded
 from h2o_gguf.cli.opening import model_path
-from h2o_gguf.cli.options import KeyType, ValueType
-from h2o_gguf.cli.render import as_flags, show_bytes
+from h2o_gguf.cli.options import KeyType, LayerBudgetsFlag, ValueType
+from h2o_gguf.cli.render import as_flags, layer_classes, show_bytes
 from h2o_gguf.errors import BudgetError
+from h2o_gguf.layer_budgets import Budgets, read_layer_budgets
 from h2o_gguf.models import ModelShape, Support
+from h2o_gguf.models.memory import pad_cells
+from h2o_gguf.policies import LayerBudgets
 from h2o_gguf.sizes import CacheOptions, Sizes, plan_model_sizes
 
 __all__ = ["Weight", "inspect", "weigh"]
@@ -46,6 +49,7 @@ def inspect(
             help="Entries per KV head to weigh.",
         ),
     ] = None,
+    layer_budgets: LayerBudgetsFlag = None,
     ctx_size: Annotated[
         int,
         typer.Option(
@@ -81,7 +85,8 @@ def inspect(
     path = model_path(model)
     shape = models.read_shape(path)
     verdict = models.support(shape)
-    weight = weigh(shape, kv_budget, ctx_size, ubatch_size, cache_type_k, cache_type_v)
+    budgets = None if layer_budgets is None else read_layer_budgets(layer_budgets, str(path))
+    weight = weigh(shape, kv_budget, ctx_size, ubatch_size, cache_type_k, cache_type_v, budgets)
     if as_json:
         typer.echo(json.dumps(_facts(path, shape, verdict, weight), indent=2, ensure_ascii=False))
         return
@@ -93,7 +98,8 @@ def inspect(
 class Weight:
     """KV bytes at a budget and at the full context.
 
-    budget, n_cells, budget_bytes : None where the runtime refuses. problem : why it does, else "".
+    budget, n_cells, budget_bytes : None where the runtime refuses; of budgets by layer the means.
+    layer_budgets : these; empty where all layers have the same. problem : why it does, else "".
     """
 
     budget: int | None
@@ -104,10 +110,17 @@ class Weight:
     full_bytes: int
     type_k: str
     type_v: str
+    layer_budgets: tuple[int, ...] = ()
 
 
 def weigh(
-    shape: ModelShape, budget: int | None, n_ctx: int, n_ubatch: int | None, type_k: str, type_v: str
+    shape: ModelShape,
+    budget: int | None,
+    n_ctx: int,
+    n_ubatch: int | None,
+    type_k: str,
+    type_v: str,
+    layer_budgets: Budgets | None = None,
 ) -> Weight:
     """What a context for these options weighs, as the runtime plans it.  Raises: OptionError."""
     full = plan_model_sizes(CacheOptions(None, n_ctx=n_ctx, n_ubatch=n_ubatch), shape)
@@ -115,30 +128,51 @@ def weigh(
     problem = ""
     if models.support(shape).can_evict:
         try:
-            bounded = _plan(shape, budget, n_ctx, n_ubatch)
+            bounded = _plan(shape, budget, n_ctx, n_ubatch, layer_budgets)
         except BudgetError as error:
             problem = str(error)
 
     def n_bytes(sizes: Sizes) -> int:
-        return models.kv_bytes(shape, sizes.n_cells, sizes.n_ubatch, type_k, type_v)
+        memory = models.memory_bytes(
+            shape, sizes.n_cells, sizes.n_ubatch, type_k, type_v, layer_cells=sizes.layer_cells
+        )
+        return memory.kv
 
+    def by_layer(sizes: Sizes) -> tuple[list[int], list[int]]:
+        """Budgets and cells."""
+        assert sizes.policy is not None
+        if not isinstance(sizes.policy, LayerBudgets):
+            return [sizes.policy.budget], [sizes.n_cells]
+        return list(sizes.policy.budget_of.values()), [pad_cells(n) for n in sizes.layer_cells if n]
+
+    budgets, cells = by_layer(bounded) if bounded is not None else ([], [])
     return Weight(
-        budget=bounded.policy.budget if bounded is not None and bounded.policy is not None else None,
-        n_cells=bounded.n_cells if bounded is not None else None,
+        budget=sum(budgets) // len(budgets) if budgets else None,
+        n_cells=sum(cells) // len(cells) if cells else None,
         budget_bytes=n_bytes(bounded) if bounded is not None else None,
         problem=problem,
         n_ctx=full.n_ctx,
         full_bytes=n_bytes(full),
         type_k=type_k,
         type_v=type_v,
+        layer_budgets=tuple(budgets) if len(budgets) > 1 else (),
     )
 
 
-def _plan(shape: ModelShape, budget: int | None, n_ctx: int, n_ubatch: int | None) -> Sizes:
+def _plan(
+    shape: ModelShape,
+    budget: int | None,
+    n_ctx: int,
+    n_ubatch: int | None,
+    layer_budgets: Budgets | None,
+) -> Sizes:
     def plan(kv_budget: int | None) -> Sizes:
-        return plan_model_sizes(CacheOptions(kv_budget=kv_budget, n_ctx=n_ctx, n_ubatch=n_ubatch), shape)
+        options = CacheOptions(
+            kv_budget=kv_budget, layer_budgets=layer_budgets, n_ctx=n_ctx, n_ubatch=n_ubatch
+        )
+        return plan_model_sizes(options, shape)
 
-    if budget is not None:
+    if budget is not None or isinstance(layer_budgets, tuple):
         return plan(budget)
     try:
         return plan(BUDGET)
@@ -172,6 +206,7 @@ def _facts(path: Path, shape: ModelShape, verdict: Support, weight: Weight) -> d
             "type_k": weight.type_k,
             "type_v": weight.type_v,
             "budget": weight.budget,
+            "layer_budgets": list(weight.layer_budgets),
             "n_cells": weight.n_cells,
             "budget_bytes": weight.budget_bytes,
             "problem": as_flags(weight.problem),
@@ -225,6 +260,9 @@ def _lines(path: Path, shape: ModelShape, verdict: Support, weight: Weight) -> l
                 f"budget {weight.budget:,}, {weight.n_cells:,} cells",
             )
         )
+        if weight.layer_budgets:
+            lines[-1] = (lines[-1][0], f"{lines[-1][1]}, on average")
+            lines.append(("", layer_classes(weight.layer_budgets)))
         if weight.full_bytes:
             share = f"; bounded is {weight.budget_bytes / weight.full_bytes:.0%} of it"
     elif weight.problem:

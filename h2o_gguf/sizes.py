@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from h2o_gguf import policies
 from h2o_gguf.errors import BudgetError, OptionError
 from h2o_gguf.models import ModelShape, require_support
 from h2o_gguf.models.memory import MAX_CELLS, pad_cells
-from h2o_gguf.policies import Policy
+from h2o_gguf.policies import LayerBudgets, Policy
+
+if TYPE_CHECKING:
+    from h2o_gguf.layer_budgets import Budgets
 
 __all__ = ["N_BATCH", "CacheOptions", "Sizes", "plan_model_sizes", "plan_sizes"]
 
@@ -30,6 +34,7 @@ class CacheOptions:
     n_sink: int | None = None
     n_recent: int | None = None
     granularity: str | None = None
+    layer_budgets: Budgets | None = None
     kv_block: int = 64
     n_ctx: int = 0
     n_batch: int | None = None
@@ -52,6 +57,7 @@ class CacheOptions:
             self.n_sink,
             self.n_recent,
             self.granularity,
+            self.layer_budgets,
         )
         return self.policy == "h2o+" and all(value is None for value in asked)
 
@@ -86,21 +92,18 @@ def plan_model_sizes(options: CacheOptions, shape: ModelShape) -> Sizes:
     if not options.evicts:
         return plan_sizes(options, shape.n_ctx_train)
     verdict = require_support(shape)
-    by_layer = options.policy if isinstance(options.policy, policies.LayerBudgets) else None
-    if by_layer is not None:
-        by_layer = by_layer.for_layers(shape.evicted_layers)
-        options = replace(options, policy=by_layer)
     sizes = plan_sizes(
         options,
         shape.n_ctx_train,
         verdict.n_pos_max,
         can_renumber=verdict.can_renumber,
         n_swa=shape.n_swa,
+        layers=shape.evicted_layers,
     )
-    if by_layer is None:
+    if not isinstance(sizes.policy, LayerBudgets):
         return sizes
     overhead = max(sizes.n_ubatch, sizes.block)
-    cells = {il: budget + overhead for il, budget in by_layer.budget_of.items()}
+    cells = {il: budget + overhead for il, budget in sizes.policy.budget_of.items()}
     return replace(sizes, layer_cells=tuple(cells.get(il, 0) for il in range(shape.n_layer_all)))
 
 
@@ -111,6 +114,7 @@ def plan_sizes(
     *,
     can_renumber: bool = True,
     n_swa: int = 0,
+    layers: Sequence[int] = (),
 ) -> Sizes:
     """Return the sizes of a context for a model trained on n_ctx_train tokens.
 
@@ -122,6 +126,7 @@ def plan_sizes(
         moved to new positions; if not, a sequence ends at n_pos_limit.
 
     n_swa : the window of layers that keep a sliding window of their own; it and a batch must fit the cells.
+    layers : the model's that are evicted from, for policies whose budgets differ by layer.
 
     Raises: OptionError, BudgetError, with the numbers.
     """
@@ -141,7 +146,7 @@ def plan_sizes(
         n_ubatch = min(_n_batch(options, N_BATCH), n_ctx)
         return Sizes(None, n_ctx, n_ctx, n_ubatch, block, n_ctx)
     limit = min(n_pos_limit or n_ctx_train, MAX_CELLS)
-    policy, is_given = _policy(options, n_ctx if can_renumber else min(n_ctx, limit))
+    policy, is_given = _policy(options, n_ctx if can_renumber else min(n_ctx, limit), layers)
     n_ubatch = min(_n_batch(options, min(N_BATCH, max(N_BATCH_MIN, policy.budget))), n_ctx)
     overhead = max(n_ubatch, block)
     if not can_renumber:
@@ -152,7 +157,9 @@ def plan_sizes(
         if not is_given:
             n_ubatch = min(n_ubatch, max(min(N_BATCH_MIN, limit // 2), limit // 4))
             overhead = max(n_ubatch, min(block, limit // 4))
-            policy = _make(options, limit - overhead)
+            policy = _make(options, limit - overhead, layers)
+            if isinstance(policy, LayerBudgets):
+                policy = policy.at_most(limit - overhead)
         else:
             room = limit - policy.budget
             block = min(block, max(room, 1))
@@ -185,11 +192,11 @@ def _no_room(options: CacheOptions, budget: int, n_batch: int, limit: int) -> Bu
     )
 
 
-def _policy(options: CacheOptions, n_ctx: int) -> tuple[Policy, bool]:
+def _policy(options: CacheOptions, n_ctx: int, layers: Sequence[int]) -> tuple[Policy, bool]:
     """The policy, and whether the caller gave its budget."""
     if not isinstance(options.policy, str):
         policy = policies.as_policy(options.policy)
-        for name in ("heavy_ratio", "recent_ratio", "n_sink", "n_recent", "granularity"):
+        for name in ("heavy_ratio", "recent_ratio", "n_sink", "n_recent", "granularity", "layer_budgets"):
             if getattr(options, name) is not None:
                 raise OptionError(
                     f"{name} and a policy object both say it: set it on the policy", name, "policy"
@@ -200,10 +207,12 @@ def _policy(options: CacheOptions, n_ctx: int) -> tuple[Policy, bool]:
                 "kv_budget",
                 "policy",
             )
-        return policy, True
+        return _for_layers(policy, layers), True
+    if options.layer_budgets is not None:
+        _check_layer_budgets(options)
     if options.heavy_ratio is None and options.recent_ratio is None:
-        is_given = options.kv_budget is not None
-        return _make(options, n_ctx if options.kv_budget is None else options.kv_budget), is_given
+        is_given = options.kv_budget is not None or options.layer_budgets is not None
+        return _make(options, n_ctx if options.kv_budget is None else options.kv_budget, layers), is_given
     found = policies.resolve_budget(
         n_ctx,
         options.kv_budget,
@@ -212,7 +221,22 @@ def _policy(options: CacheOptions, n_ctx: int) -> tuple[Policy, bool]:
         n_recent=options.n_recent,
         n_sink=_default_sinks(str(options.policy)) if options.n_sink is None else options.n_sink,
     )
-    return _make(options, found.budget, n_recent=found.n_recent), True
+    return _make(options, found.budget, layers, n_recent=found.n_recent), True
+
+
+def _check_layer_budgets(options: CacheOptions) -> None:
+    sized = [n for n in ("kv_budget", "heavy_ratio", "recent_ratio") if getattr(options, n) is not None]
+    if isinstance(options.layer_budgets, tuple):
+        if sized:
+            raise OptionError(
+                f"layer_budgets has a budget for every layer, and {sized[0]} one for all: give one of them",
+                "layer_budgets",
+                sized[0],
+            )
+    elif not sized:
+        raise OptionError(
+            "layer_budgets splits a mean budget, and there is none: give kv_budget too", "layer_budgets"
+        )
 
 
 def _default_sinks(name: str) -> int:
@@ -221,16 +245,39 @@ def _default_sinks(name: str) -> int:
     return parameter.default if parameter is not None and isinstance(parameter.default, int) else 0
 
 
-def _make(options: CacheOptions, budget: int, **knobs: Any) -> Policy:
+def _make(options: CacheOptions, budget: int, layers: Sequence[int], **knobs: Any) -> Policy:
     for name in ("n_sink", "n_recent", "granularity"):
         value = getattr(options, name)
         if value is not None:
             knobs.setdefault(name, value)
-    return policies.make(str(options.policy), budget=budget, **knobs)
+    name, said = str(options.policy), options.layer_budgets
+    if said is None:
+        return _for_layers(policies.make(name, budget=budget, **knobs), layers)
+    if isinstance(policies.make(name, budget), LayerBudgets):
+        raise OptionError(
+            f"policy {name} splits its budget over the layers by itself: leave layer_budgets out, or choose "
+            "another policy, such as policy='snapkv'",
+            "layer_budgets",
+            "policy",
+        )
+    return _for_layers(LayerBudgets(said if isinstance(said, tuple) else said(budget), name, knobs), layers)
+
+
+def _for_layers(policy: Policy, layers: Sequence[int]) -> Policy:
+    """The policy, with a budget for each of these layers where it has such."""
+    return policy.for_layers(layers) if isinstance(policy, LayerBudgets) and layers else policy
 
 
 def _refuse_cache_options(options: CacheOptions) -> None:
-    for name in ("kv_budget", "heavy_ratio", "recent_ratio", "n_sink", "n_recent", "granularity"):
+    for name in (
+        "kv_budget",
+        "heavy_ratio",
+        "recent_ratio",
+        "n_sink",
+        "n_recent",
+        "granularity",
+        "layer_budgets",
+    ):
         if getattr(options, name) is not None:
             raise OptionError(
                 f"{name} needs a policy that evicts, and the policy is 'none': leave {name} out, "

@@ -21,7 +21,7 @@ from h2o_gguf.evaluation.side_by_side import Fidelity, Reader, measure_fidelity
 from h2o_gguf.evaluation.store import Store, policy_key
 from h2o_gguf.evaluation.tasks import make_sample
 from h2o_gguf.evaluation.texts import prose
-from h2o_gguf.sessions import fingerprint
+from h2o_gguf.fingerprint import fingerprint
 
 __all__ = ["Evaluator"]
 
