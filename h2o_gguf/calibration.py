@@ -68,8 +68,8 @@ class Calibration:
             raise OptionError(f"cannot write {str(path)!r}: {error.strerror or error}", "out") from error
 
     @classmethod
-    def load(cls, path: str | Path, model_path: str) -> Calibration:
-        """Read what `save` wrote.
+    def load(cls, path: str | Path, model_path: str | None = None) -> Calibration:
+        """Read what `save` wrote.  model_path : of the model it must be of; None: any.
 
         Raises: OptionError, the file cannot be read, is no calibration, or is another model's.
         """
@@ -86,7 +86,7 @@ class Calibration:
             raise OptionError(
                 f"{str(path)!r} is no calibration: give a file that h2o-gguf calibrate wrote", "layer_budgets"
             ) from error
-        if found.fingerprint != fingerprint(model_path):
+        if model_path is not None and found.fingerprint != fingerprint(model_path):
             raise OptionError(
                 f"{str(path)!r} was calibrated on {found.model}, which is not the model in {model_path!r}: "
                 "calibrate that one",
@@ -147,7 +147,7 @@ def calibrate(
         inner = policies.make(policy, budget)
         if isinstance(inner, NoEviction):
             raise OptionError("policy none evicts nothing: calibrate for another, such as h2o+", "policy")
-        return Staged(inner, _Watching(budget, N_QUERIES, str(getattr(inner, "granularity", "head"))))  # type: ignore[arg-type]
+        return Staged(inner, _Watching(budget, N_QUERIES, str(getattr(inner, "granularity", "head"))))
 
     with H2OLlama(
         model_path, policy=staged(n_tokens), n_batch=N_BATCH, n_threads=n_threads, n_gpu_layers=n_gpu_layers

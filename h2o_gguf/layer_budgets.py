@@ -9,17 +9,18 @@ from h2o_gguf.calibration import Calibration
 from h2o_gguf.errors import OptionError
 from h2o_gguf.policies import Pyramid, Split
 
-__all__ = ["PYRAMID", "Budgets", "layer_budgets"]
+__all__ = ["PYRAMID", "Budgets", "read_layer_budgets"]
 
 PYRAMID = "pyramid"
 Budgets = tuple[int, ...] | Callable[[int], Split]  # one for each layer, or how to split a mean
 
 
-def read_layer_budgets(said: str | Sequence[int], model_path: str) -> Budgets:
+def read_layer_budgets(said: str | Sequence[int], model_path: str | None = None) -> Budgets:
     """Return the budgets, or how a mean is split into them.
 
     said : entries per KV head of each layer that is evicted from, as numbers or as text with commas between;
     "pyramid" or "pyramid:BETA", see policies.pyramid; or the name of a file that Calibration.save wrote.
+    model_path : of the model a file must be of; None: any.
 
     Raises: OptionError, it is nothing of that, or the file is another model's.
     """
@@ -28,11 +29,11 @@ def read_layer_budgets(said: str | Sequence[int], model_path: str) -> Budgets:
     words = [word.strip() for word in said.split(",")]
     if all(word.isdecimal() for word in words):
         return tuple(int(word) for word in words)
-    kind, _, beta = said.partition(":")
+    kind, colon, beta = said.partition(":")
     if kind != PYRAMID:
         return Calibration.load(said, model_path).split
     try:
-        steep = partial(Pyramid, beta=float(beta)) if beta else Pyramid
+        steep = partial(Pyramid, beta=float(beta)) if colon else Pyramid
         steep(1)
     except (ValueError, OptionError):
         raise OptionError(

@@ -167,7 +167,7 @@ def plan_sizes(
                 n_ubatch = min(n_ubatch, max(room, 1))
             overhead = max(n_ubatch, block)
             if overhead > room:
-                raise _no_room(options, policy.budget, overhead, limit)
+                raise _no_room(options, policy, overhead, limit)
     n_pos_max = max(min(n_ctx, limit), policy.budget + overhead)
     block = min(block, overhead)
     n_cells = pad_cells(policy.budget + overhead)
@@ -180,10 +180,14 @@ def plan_sizes(
     return Sizes(policy, n_ctx, n_cells, n_ubatch, block, n_pos_max, can_renumber)
 
 
-def _no_room(options: CacheOptions, budget: int, n_batch: int, limit: int) -> BudgetError:
+def _no_room(options: CacheOptions, policy: Policy, n_batch: int, limit: int) -> BudgetError:
+    budget, share = policy.budget, 1.0
+    if isinstance(policy, LayerBudgets):  # all of which shrink with their mean
+        mean = sum(policy.budget_of.values()) / max(1, len(policy.budget_of))
+        share = mean / budget
     asked = {name: getattr(options, name) for name in ("n_batch", "n_ubatch")}
     name = min((n for n in asked if asked[n] is not None), key=lambda n: asked[n], default="n_batch")
-    ways = (("kv_budget", limit - n_batch), (name, limit - budget))
+    ways = (("kv_budget", int(share * (limit - n_batch))), (name, limit - budget))
     hint = ", or ".join(f"{name} to {value}" for name, value in ways if value > 0)
     return BudgetError(
         f"a budget of {budget} entries and a batch of {n_batch} tokens exceed the {limit} positions "
@@ -260,7 +264,9 @@ def _make(options: CacheOptions, budget: int, layers: Sequence[int], **knobs: An
             "layer_budgets",
             "policy",
         )
-    return _for_layers(LayerBudgets(said if isinstance(said, tuple) else said(budget), name, knobs), layers)
+    if isinstance(said, tuple):
+        return LayerBudgets(said, name, knobs, layers=tuple(layers) or None)
+    return _for_layers(LayerBudgets(said(budget), name, knobs), layers)
 
 
 def _for_layers(policy: Policy, layers: Sequence[int]) -> Policy:

@@ -61,5 +61,6 @@ def policy_key(policy: Policy) -> str:
         text = Path(inspect.getfile(kind)).read_bytes()
     except (OSError, TypeError):
         text = b""
+    parts = "".join(policy_key(part) for part in getattr(policy, "parts", {}).values())  # of LayerBudgets
     knobs = {name: getattr(policy, name, None) for name in getattr(kind, "__dataclass_fields__", ())}
-    return f"{kind.__qualname__} {knobs} {hashlib.sha256(text).hexdigest()[:16]}"
+    return f"{kind.__qualname__} {knobs} {hashlib.sha256(text).hexdigest()[:16]}{parts}"

@@ -50,7 +50,7 @@ class LayerBudgets:
             layers = tuple(range(len(budgets))) if self.layers is None else tuple(self.layers)
             if not budgets or len(layers) != len(budgets) or len(set(layers)) != len(layers):
                 raise OptionError(
-                    f"{len(budgets)} budgets for {len(set(layers))} layers: give each evicted layer one",
+                    f"{len(budgets)} budgets for {len(set(layers))} layers: give each layer with a cache one",
                     "policy",
                 )
             object.__setattr__(self, "budgets", budgets)

@@ -172,7 +172,8 @@ def pyramid(
 
 
 def _is_steep(beta: Any) -> bool:
-    return not isinstance(beta, bool) and isinstance(beta, int | float | np.floating) and 1 <= beta < np.inf
+    is_number = isinstance(beta, int | float | np.floating) and not isinstance(beta, bool)
+    return is_number and bool(1 <= beta < np.inf)
 
 
 def _fill(budgets: NDArray[np.int64], classes: Classes, n_entries: int) -> NDArray[np.int64]:
