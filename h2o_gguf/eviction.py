@@ -193,8 +193,8 @@ def _check_by_layer(spans: tuple[Span, ...], policy: LayerBudgets) -> tuple[Span
                 raise
             raise BudgetError(
                 f"{error.n_pinned} pinned entries, {part.n_sink} sinks and a recent window of "
-                f"{part.n_recent} do not fit into a budget of {budget}, which {policy.name} gives some layers: "
-                "raise kv_budget, split it less steeply (layer_budgets), or pin less",
+                f"{part.n_recent} do not fit into a budget of {budget}, which {policy.name} gives to some "
+                "layers: raise kv_budget, split it less steeply (layer_budgets), or pin less",
                 budget=budget,
                 n_sink=part.n_sink,
                 n_recent=part.n_recent,

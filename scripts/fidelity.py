@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import time
 from collections.abc import Callable
 from functools import partial
@@ -19,6 +20,7 @@ from report import arguments, environment, model_file, progress, save, table
 from h2o_gguf import H2OLlama, policies
 from h2o_gguf.calibration import calibrate
 from h2o_gguf.evaluation import compare, read_full
+from h2o_gguf.evaluation.fidelity import bootstrap_ratio
 from h2o_gguf.evaluation.texts import code, prose
 from h2o_gguf.layer_budgets import read_layer_budgets
 from h2o_gguf.policies import LayerBudgets, Policy
@@ -79,7 +81,12 @@ def main() -> None:
                     kv = llm.kv_report()
                     n_bytes, used = kv.bytes, kv.layer_budgets
                 rows.append({**row.as_dict(), "share": share, "bytes": n_bytes})
-                if isinstance(policy, LayerBudgets):
+                if policy_name == "h2o+":
+                    alike = row.nll
+                elif isinstance(policy, LayerBudgets):
+                    low, high = bootstrap_ratio(row.nll, alike)
+                    ratio = math.exp((row.nll - alike).mean())
+                    rows[-1] |= {"ratio_alike": ratio, "low_alike": low, "high_alike": high}
                     rows[-1] |= {"policy": f"h2o+, {policy_name}", "budgets": used}
                 print(json.dumps(rows[-1]), flush=True)
         results[name] = rows
@@ -111,6 +118,7 @@ def render(rows: list[dict[str, object]]) -> str:
             "sinks + recent",
             "perplexity",
             "over full (95 %)",
+            "over the same in all layers",
             "KL to full",
             "top-1 agreement",
         ],
@@ -123,6 +131,9 @@ def render(rows: list[dict[str, object]]) -> str:
                 f"{row['n_sink']} + {row['n_recent']}" if row["share"] != 1.0 else "",
                 f"{row['perplexity']:.2f}",
                 f"{row['ratio'] - 1:+.1%} ({row['low'] - 1:+.1%} .. {row['high'] - 1:+.1%})",
+                f"{row['ratio_alike'] - 1:+.1%} ({row['low_alike'] - 1:+.1%} .. {row['high_alike'] - 1:+.1%})"
+                if "ratio_alike" in row
+                else "",
                 f"{row['kl']:.4f}",
                 f"{row['top1']:.1%}",
             ]

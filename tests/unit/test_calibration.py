@@ -34,7 +34,7 @@ def calibration(model: str) -> Calibration:
         1024,
         256,
         "h2o+",
-        "a rule",
+        "rule",
         (0, 2),
         (8, 16),
         ((1, 0.5), (2, 0)),
@@ -61,13 +61,11 @@ def test_the_loss_of_a_layer_is_the_change_of_its_output() -> None:
                 change += float(np.square(rest - whole).sum())
                 length += float(np.square(whole).sum())
             expected.append(change / length)
-        assert expected[0] == 0
+        assert expected[0] == pytest.approx(0) and expected[1] < expected[2]
         np.testing.assert_allclose(list(layer_losses(view, row, gone)), expected, rtol=1e-5, atol=1e-12)
 
 
-def test_what_was_saved_is_read_again_and_splits(
-    calibration: Calibration, model: str, tmp_path: Path
-) -> None:
+def test_what_was_saved_is_read_again(calibration: Calibration, model: str, tmp_path: Path) -> None:
     calibration.save(tmp_path / "c.json")
     assert Calibration.load(tmp_path / "c.json", model) == calibration
     split: Any = read_layer_budgets(str(tmp_path / "c.json"), model)
@@ -78,9 +76,7 @@ def test_what_was_saved_is_read_again_and_splits(
 def test_another_models_file_is_refused_by_name(calibration: Calibration, model: str, tmp_path: Path) -> None:
     calibration.save(tmp_path / "c.json")
     Path(model).write_bytes(b"other weights")
-    with pytest.raises(
-        OptionError, match=r"was calibrated on model, which is not the model in .*model\.gguf"
-    ):
+    with pytest.raises(OptionError, match=r"was calibrated on model, which is not the model in .*gguf"):
         read_layer_budgets(str(tmp_path / "c.json"), model)
     assert Calibration.load(tmp_path / "c.json") == calibration, "nobody asked which"
 
