@@ -19,6 +19,7 @@ from typing_extensions import Unpack
 
 from h2o_gguf import loading
 from h2o_gguf.attaching import attach
+from h2o_gguf.cache_options import CacheOptions
 from h2o_gguf.cancel import CancelToken
 from h2o_gguf.checked import checked
 from h2o_gguf.completions import Completions
@@ -55,7 +56,7 @@ from h2o_gguf.options import (
     Tokenizer,
 )
 from h2o_gguf.sessions import Sessions
-from h2o_gguf.sizes import CacheOptions, Sizes, plan_model_sizes, plan_sizes
+from h2o_gguf.sizes import Sizes, plan_model_sizes, plan_sizes
 from h2o_gguf.templates import chat_handlers, check_format, guess_format, template_names
 from h2o_gguf.vocab import NO_TOKEN, Vocab
 

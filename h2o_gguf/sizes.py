@@ -2,64 +2,22 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from h2o_gguf import policies
+from h2o_gguf.cache_options import CacheOptions, chosen_policy, make_policy, refuse_cache_options
 from h2o_gguf.errors import BudgetError, OptionError
 from h2o_gguf.models import ModelShape, require_support
 from h2o_gguf.models.memory import MAX_CELLS, pad_cells
 from h2o_gguf.policies import LayerBudgets, Policy
 
-if TYPE_CHECKING:
-    from h2o_gguf.layer_budgets import Budgets
-
-__all__ = ["N_BATCH", "CacheOptions", "Sizes", "plan_model_sizes", "plan_sizes"]
+__all__ = ["N_BATCH", "Sizes", "plan_model_sizes", "plan_sizes"]
 
 N_BATCH = 512
 N_BATCH_MIN = 32
 N_BATCH_SWA = 64
-
-
-@dataclass(frozen=True)
-class CacheOptions:
-    """The part of H2OLlama's options that sizes the cache; None where the caller said nothing."""
-
-    policy: str | Policy | None = "h2o+"
-    kv_budget: int | None = None
-    heavy_ratio: float | None = None
-    recent_ratio: float | None = None
-    n_sink: int | None = None
-    n_recent: int | None = None
-    granularity: str | None = None
-    layer_budgets: Budgets | None = None
-    kv_block: int = 64
-    n_ctx: int = 0
-    n_batch: int | None = None
-    n_ubatch: int | None = None
-
-    @property
-    def evicts(self) -> bool:
-        """Whether entries are ever evicted; any policy object but ours may, whatever its name."""
-        if isinstance(self.policy, str):
-            return self.policy.strip().lower() != "none"
-        return not (self.policy is None or isinstance(self.policy, policies.NoEviction))
-
-    @property
-    def is_default(self) -> bool:
-        """Whether the caller left all of eviction to us."""
-        asked = (
-            self.kv_budget,
-            self.heavy_ratio,
-            self.recent_ratio,
-            self.n_sink,
-            self.n_recent,
-            self.granularity,
-            self.layer_budgets,
-        )
-        return self.policy == "h2o+" and all(value is None for value in asked)
 
 
 @dataclass(frozen=True)
@@ -134,7 +92,7 @@ def plan_sizes(
     n_ctx = _check("n_ctx", options.n_ctx, 0) or n_ctx_train
     block = _check("kv_block", options.kv_block, 1)
     if not options.evicts:
-        _refuse_cache_options(options)
+        refuse_cache_options(options)
         if isinstance(options.policy, policies.NoEviction):
             n_ctx = options.policy.budget
             if options.n_ctx not in (0, n_ctx):
@@ -146,7 +104,7 @@ def plan_sizes(
         n_ubatch = min(_n_batch(options, N_BATCH), n_ctx)
         return Sizes(None, n_ctx, n_ctx, n_ubatch, block, n_ctx)
     limit = min(n_pos_limit or n_ctx_train, MAX_CELLS)
-    policy, is_given = _policy(options, n_ctx if can_renumber else min(n_ctx, limit), layers)
+    policy, is_given = chosen_policy(options, n_ctx if can_renumber else min(n_ctx, limit), layers)
     n_ubatch = min(_n_batch(options, min(N_BATCH, max(N_BATCH_MIN, policy.budget))), n_ctx)
     overhead = max(n_ubatch, block)
     if not can_renumber:
@@ -157,7 +115,7 @@ def plan_sizes(
         if not is_given:
             n_ubatch = min(n_ubatch, max(min(N_BATCH_MIN, limit // 2), limit // 4))
             overhead = max(n_ubatch, min(block, limit // 4))
-            policy = _make(options, limit - overhead, layers)
+            policy = make_policy(options, limit - overhead, layers)
             if isinstance(policy, LayerBudgets):
                 policy = policy.at_most(limit - overhead)
         else:
@@ -194,103 +152,6 @@ def _no_room(options: CacheOptions, policy: Policy, n_batch: int, limit: int) ->
         f"the model knows: lower {hint}",
         budget=budget,
     )
-
-
-def _policy(options: CacheOptions, n_ctx: int, layers: Sequence[int]) -> tuple[Policy, bool]:
-    """The policy, and whether the caller gave its budget."""
-    if not isinstance(options.policy, str):
-        policy = policies.as_policy(options.policy)
-        for name in ("heavy_ratio", "recent_ratio", "n_sink", "n_recent", "granularity", "layer_budgets"):
-            if getattr(options, name) is not None:
-                raise OptionError(
-                    f"{name} and a policy object both say it: set it on the policy", name, "policy"
-                )
-        if options.kv_budget not in (None, policy.budget):
-            raise OptionError(
-                f"kv_budget {options.kv_budget} contradicts the policy's budget {policy.budget}: give one",
-                "kv_budget",
-                "policy",
-            )
-        return _for_layers(policy, layers), True
-    if options.layer_budgets is not None:
-        _check_layer_budgets(options)
-    if options.heavy_ratio is None and options.recent_ratio is None:
-        is_given = options.kv_budget is not None or options.layer_budgets is not None
-        return _make(options, n_ctx if options.kv_budget is None else options.kv_budget, layers), is_given
-    found = policies.resolve_budget(
-        n_ctx,
-        options.kv_budget,
-        options.heavy_ratio,
-        options.recent_ratio,
-        n_recent=options.n_recent,
-        n_sink=_default_sinks(str(options.policy)) if options.n_sink is None else options.n_sink,
-    )
-    return _make(options, found.budget, layers, n_recent=found.n_recent), True
-
-
-def _check_layer_budgets(options: CacheOptions) -> None:
-    sized = [n for n in ("kv_budget", "heavy_ratio", "recent_ratio") if getattr(options, n) is not None]
-    if isinstance(options.layer_budgets, tuple):
-        if sized:
-            raise OptionError(
-                f"layer_budgets has a budget for every layer, and {sized[0]} one for all: give one of them",
-                "layer_budgets",
-                sized[0],
-            )
-    elif not sized:
-        raise OptionError(
-            "layer_budgets splits a mean budget, and there is none: give kv_budget too", "layer_budgets"
-        )
-
-
-def _default_sinks(name: str) -> int:
-    """The n_sink a policy has when nobody names one."""
-    parameter = inspect.signature(policies.get(name)).parameters.get("n_sink")
-    return parameter.default if parameter is not None and isinstance(parameter.default, int) else 0
-
-
-def _make(options: CacheOptions, budget: int, layers: Sequence[int], **knobs: Any) -> Policy:
-    for name in ("n_sink", "n_recent", "granularity"):
-        value = getattr(options, name)
-        if value is not None:
-            knobs.setdefault(name, value)
-    name, said = str(options.policy), options.layer_budgets
-    if said is None:
-        return _for_layers(policies.make(name, budget=budget, **knobs), layers)
-    if isinstance(policies.make(name, budget), LayerBudgets):
-        raise OptionError(
-            f"policy {name} splits its budget over the layers by itself: leave layer_budgets out, or choose "
-            "another policy, such as policy='snapkv'",
-            "layer_budgets",
-            "policy",
-        )
-    if isinstance(said, tuple):
-        return LayerBudgets(said, name, knobs, layers=tuple(layers) or None)
-    return _for_layers(LayerBudgets(said(budget), name, knobs), layers)
-
-
-def _for_layers(policy: Policy, layers: Sequence[int]) -> Policy:
-    """The policy, with a budget for each of these layers where it has such."""
-    return policy.for_layers(layers) if isinstance(policy, LayerBudgets) and layers else policy
-
-
-def _refuse_cache_options(options: CacheOptions) -> None:
-    for name in (
-        "kv_budget",
-        "heavy_ratio",
-        "recent_ratio",
-        "n_sink",
-        "n_recent",
-        "granularity",
-        "layer_budgets",
-    ):
-        if getattr(options, name) is not None:
-            raise OptionError(
-                f"{name} needs a policy that evicts, and the policy is 'none': leave {name} out, "
-                "or choose one, such as policy='h2o+'",
-                name,
-                "policy",
-            )
 
 
 def _n_batch(options: CacheOptions, default: int) -> int:

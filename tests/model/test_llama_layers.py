@@ -10,7 +10,7 @@ import pytest
 from llama_harness import english, model_path, open_llama, open_tiny
 
 from h2o_gguf.calibration import calibrate
-from h2o_gguf.cli.inspecting import weigh
+from h2o_gguf.cli.weighing import weigh
 from h2o_gguf.errors import BudgetError, OptionError
 from h2o_gguf.explain.recording import Recording
 from h2o_gguf.layer_budgets import read_layer_budgets
