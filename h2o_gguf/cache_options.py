@@ -50,7 +50,12 @@ class CacheOptions:
 
 
 def chosen_policy(options: CacheOptions, n_ctx: int, layers: Sequence[int]) -> tuple[Policy, bool]:
-    """The policy, and whether the caller gave its budget."""
+    """Return the policy, and whether the caller gave its budget.
+
+    n_ctx : the budget if nobody names one. layers : that are evicted from, where budgets differ by layer.
+
+    Raises: OptionError, BudgetError.
+    """
     if not isinstance(options.policy, str):
         policy = policies.as_policy(options.policy)
         for name in SIZING[1:]:
@@ -69,9 +74,8 @@ def chosen_policy(options: CacheOptions, n_ctx: int, layers: Sequence[int]) -> t
         _check_layer_budgets(options)
     if options.heavy_ratio is None and options.recent_ratio is None:
         is_given = options.kv_budget is not None or options.layer_budgets is not None
-        return make_policy(
-            options, n_ctx if options.kv_budget is None else options.kv_budget, layers
-        ), is_given
+        budget = n_ctx if options.kv_budget is None else options.kv_budget
+        return make_policy(options, budget, layers), is_given
     found = policies.resolve_budget(
         n_ctx,
         options.kv_budget,
@@ -105,6 +109,7 @@ def _default_sinks(name: str) -> int:
 
 
 def make_policy(options: CacheOptions, budget: int, layers: Sequence[int], **knobs: Any) -> Policy:
+    """Return the policy of that name at a budget, split over the layers where that was said."""
     for name in ("n_sink", "n_recent", "granularity"):
         value = getattr(options, name)
         if value is not None:
@@ -130,6 +135,7 @@ def _for_layers(policy: Policy, layers: Sequence[int]) -> Policy:
 
 
 def refuse_cache_options(options: CacheOptions) -> None:
+    """Raise OptionError if a budget or a knob was given to nobody."""
     for name in SIZING:
         if getattr(options, name) is not None:
             raise OptionError(

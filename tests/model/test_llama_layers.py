@@ -10,6 +10,7 @@ import pytest
 from llama_harness import english, model_path, open_llama, open_tiny
 
 from h2o_gguf.calibration import calibrate
+from h2o_gguf.chat import ChatSession
 from h2o_gguf.cli.weighing import weigh
 from h2o_gguf.errors import BudgetError, OptionError
 from h2o_gguf.explain.recording import Recording
@@ -164,3 +165,12 @@ def test_a_calibration_measures_less_loss_at_larger_budgets_and_none_without_evi
 def test_a_calibration_that_cannot_be_done_is_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(OptionError, match=words):
         calibrate(model_path(), "too short", **options)
+
+
+def test_a_chat_with_budgets_by_layer_answers_and_says_why_it_cannot_explain() -> None:
+    with open_llama(policy="pyramidkv", kv_budget=128, n_batch=N_BATCH) as llama:
+        session = ChatSession(llama, max_tokens=4)
+        assert "".join(session.ask("Hello."))
+        assert len(session.report().layer_budgets) == 30
+        with pytest.raises(OptionError, match="budgets by layer cannot be explained"):
+            session.explain()
