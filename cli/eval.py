@@ -14,6 +14,7 @@ from h2o_gguf.cli.eval_options import (
     Folder,
     GpuLayers,
     Json,
+    LayerBudgets,
     Model,
     Out,
     Seed,
@@ -98,6 +99,7 @@ def evaluate(
             help="Whether the question comes after the eviction or before.",
         ),
     ] = "hidden",
+    layer_budgets: LayerBudgets = None,
     seed: Seed = 0,
     text: Text = None,
     batch_size: BatchSize = 128,
@@ -127,6 +129,7 @@ def evaluate(
         FULL_RUN if full else QUICK_RUN, policies=policy, kept=kept, tasks=task, lengths=length,
         n_samples=n_samples, mode=mode, question=question, seed=seed, text=text, n_batch=batch_size,
         n_threads=threads or 0, n_gpu_layers=gpu_layers, cache=cache, tolerance=tolerance,
+        layer_budgets=layer_budgets,
     )  # fmt: skip
     with LateBar("measuring") as bar:
         report = evaluate(str(path), settings, progress=bar.update)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from h2o_gguf.evaluation.store import Store
 from h2o_gguf.evaluation.summary import Row, floors, summarize
 from h2o_gguf.evaluation.tasks import FIDELITY
 from h2o_gguf.evaluation.variants import FULL, Variant, compared, with_controls
+from h2o_gguf.layer_budgets import read_layer_budgets
+from h2o_gguf.policies import LayerBudgets
 from h2o_gguf.protocols import Progress
 from h2o_gguf.text import readable
 
@@ -65,7 +68,7 @@ def evaluate(model: str, settings: Settings, progress: Progress | None = None) -
 
     Raises: ModelFileError, UnsupportedModelError, OptionError, BudgetError before anything is run.
     """
-    return _measure(model, settings, with_controls(settings.policies, settings.budgets()), progress)
+    return _measure(model, settings, _variants(model, settings, with_controls), progress)
 
 
 def compare(model: str, settings: Settings, types: Sequence[str], progress: Progress | None = None) -> Report:
@@ -73,8 +76,30 @@ def compare(model: str, settings: Settings, types: Sequence[str], progress: Prog
 
     types : of keys and values, beside f16. Others are evaluate's, and so is what is raised.
     """
-    variants = compared(settings.policies, types, settings.budgets())
+    variants = _variants(model, settings, partial(compared, types=types))
     return _measure(model, settings, variants, progress, is_fresh=True)
+
+
+def _variants(model: str, settings: Settings, choose: Callable[..., list[Variant]]) -> list[Variant]:
+    """What is chosen of the policies.  Raises: OptionError, a split is none, or not of this model."""
+    for said in settings.layer_budgets:
+        if isinstance(read_layer_budgets(said, model), tuple):
+            raise OptionError(
+                f"layer_budgets is {said!r}: budgets are shares of a length here (kept), so it must be "
+                "pyramid, pyramid:BETA or the file of a calibration",
+                "layer_budgets",
+            )
+    return choose(names=settings.policies, budgets=settings.budgets(), splits=settings.layer_budgets)
+
+
+def _refuse_one_shot(variants: Sequence[Variant], budget: int) -> None:
+    for variant in variants:
+        if isinstance(variant.make(budget), LayerBudgets):
+            raise OptionError(
+                f"{variant.name} has budgets by layer, and one-shot evicts from a cache that is the same for "
+                "all layers: measure it with mode bounded",
+                "mode",
+            )
 
 
 def _measure(
@@ -86,6 +111,8 @@ def _measure(
     is_fresh: bool = False,
 ) -> Report:
     check_lengths(model, settings.lengths, settings.n_batch)
+    if settings.mode == "one-shot":
+        _refuse_one_shot(variants, max(settings.budgets()))
     tasks = [task for task in settings.tasks if task != FIDELITY]
     cells = plan(
         variants, settings.kept, tasks, settings.lengths, n_samples=settings.n_samples,

@@ -22,8 +22,8 @@ from h2o_gguf.evaluation.sources import POLICIES, code_digest, policy_key, runti
 from h2o_gguf.evaluation.store import Store
 from h2o_gguf.evaluation.tasks import make_sample
 from h2o_gguf.evaluation.texts import prose
+from h2o_gguf.fingerprint import fingerprint
 from h2o_gguf.protocols import Progress
-from h2o_gguf.sessions import fingerprint
 
 __all__ = ["Evaluator"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -44,7 +44,7 @@ class Fidelity:
     n_sink, n_recent : entries it protects.
     perplexity : over n_scored tokens. ratio : perplexity over the full cache's; low, high : its 95 % interval
     (paired block bootstrap). kl : mean KL(full || policy) in nats. top1 : share of positions with the same
-    most likely token. n_evicted : entries evicted per KV head.
+    most likely token. n_evicted : entries evicted per KV head. nll : float64[n_scored] nats of each token.
     """
 
     policy: str
@@ -60,10 +60,11 @@ class Fidelity:
     kl: float
     top1: float
     n_evicted: int
+    nll: NDArray[np.float64] = field(repr=False, compare=False)
 
     def as_dict(self) -> dict[str, object]:
-        """The fields, for JSON."""
-        return asdict(self)
+        """The fields, for JSON, but for nll."""
+        return {name: value for name, value in asdict(self).items() if name != "nll"}
 
 
 def rows(
@@ -139,6 +140,7 @@ def compare(
         kl=float(kl.mean()),
         top1=float(same.mean()),
         n_evicted=report.evicted,
+        nll=nll,
     )
 
 

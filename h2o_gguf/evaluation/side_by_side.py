@@ -233,7 +233,7 @@ def _fidelity(track: _Track, full: _Track, report: Any, n_tokens: int) -> Fideli
         kl=float(track.kl.mean()),
         top1=float(track.same.mean()),
         n_kept=report.used,
-        kept_bytes=round(report.used * report.bytes / track.llm.engine.context.n_cells),
+        kept_bytes=report.used_bytes,
         peak_bytes=report.bytes,
         read_rate=1 / median(track.read_s),
         write_rate=1 / float(np.mean(track.write_s)),

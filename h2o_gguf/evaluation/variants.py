@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 
 from h2o_gguf import policies
 from h2o_gguf.errors import BudgetError, OptionError
+from h2o_gguf.layer_budgets import read_layer_budgets
 from h2o_gguf.options import KV_TYPES
-from h2o_gguf.policies import Policy
+from h2o_gguf.policies import LayerBudgets, Policy
 
 __all__ = ["FULL", "PLAIN", "Variant", "compared", "with_controls"]
 
@@ -23,18 +24,21 @@ class Variant:
     """One way to keep a cache.
 
     policy : its name. like : name of the policy whose sinks and recent window it has; "": its own.
-    type_k, type_v : of the cache.
+    type_k, type_v : of the cache. layers : how its budget is split over the layers, as read_layer_budgets
+    takes it; "": it is the same in all, or the policy's own split.
     """
 
     policy: str
     like: str = ""
     type_k: str = PLAIN
     type_v: str = PLAIN
+    layers: str = ""
 
     @property
     def name(self) -> str:
         """How reports call it."""
         name = f"{self.policy} like {self.like}" if self.like else self.policy
+        name += f" by {self.layers}" if self.layers else ""
         types = dict.fromkeys((self.type_k, self.type_v))
         return name if list(types) == [PLAIN] else f"{name}, {'/'.join(types)}"
 
@@ -60,14 +64,19 @@ class Variant:
         """
         if self.is_full:
             return policies.make(STREAMING, budget)  # needs no scores
+        if self.layers:
+            split = read_layer_budgets(self.layers)
+            return LayerBudgets(split if isinstance(split, tuple) else split(budget), self.policy)
         if not self.like:
             return policies.make(self.policy, budget)
         model = policies.make(self.like, budget)
         return policies.make(self.policy, budget, n_sink=model.n_sink, n_recent=model.n_recent)
 
 
-def with_controls(names: Sequence[str], budgets: Iterable[int]) -> list[Variant]:
+def with_controls(names: Sequence[str], budgets: Iterable[int], splits: Sequence[str] = ()) -> list[Variant]:
     """The policies, streaming, and random with each different set of sinks and recent window among them.
+
+    splits : over the layers, in which the policies come again.
 
     Raises: OptionError, BudgetError, PolicyError: a policy is unknown or cannot be made at a budget.
     """
@@ -79,6 +88,12 @@ def with_controls(names: Sequence[str], budgets: Iterable[int]) -> list[Variant]
         if name not in (STREAMING, RANDOM):
             windows.setdefault(tuple((policy.n_sink, policy.n_recent) for policy in each), name)
     found = [Variant(name) for name in chosen if name != RANDOM]
+    found += [
+        Variant(name, layers=split)
+        for split in dict.fromkeys(splits)
+        for name, each in chosen.items()
+        if name not in (STREAMING, RANDOM) and not isinstance(each[0], LayerBudgets)
+    ]
     return found + [Variant(RANDOM, like=name) for name in windows.values() or (DEFAULT,)]
 
 
@@ -97,12 +112,16 @@ def _make(name: str, budget: int) -> Policy:
         ) from error
 
 
-def compared(names: Sequence[str], types: Sequence[str], budgets: Iterable[int]) -> list[Variant]:
+def compared(
+    names: Sequence[str], types: Sequence[str], budgets: Iterable[int], splits: Sequence[str] = ()
+) -> list[Variant]:
     """Ways to save memory: a sliding window, cache types, the policies, and both together; and the control.
 
-    types : of keys and values, beside f16.  Raises: as with_controls; OptionError, a type is unknown.
+    types : of keys and values, beside f16. splits : over the layers, as with_controls takes them.
+
+    Raises: as with_controls; OptionError, a type is unknown.
     """
-    plain = with_controls(names, budgets)
+    plain = with_controls(names, budgets, splits)
     policies_only = [v for v in plain if v.policy not in (STREAMING, RANDOM)]
     smaller = [replace(v, type_k=t, type_v=t) for t in _types(types) for v in (Variant(FULL), *policies_only)]
     return sorted([*plain, *smaller], key=lambda v: (v.policy == RANDOM, v.policy not in (STREAMING, FULL)))

@@ -19,7 +19,9 @@ from h2o_gguf.policies.keydiff import KeyDiff
 from h2o_gguf.policies.knorm import KNorm
 from h2o_gguf.policies.lazy import Lazy
 from h2o_gguf.policies.none import NoEviction
-from h2o_gguf.policies.pyramidkv import PyramidKV
+from h2o_gguf.policies.pyramidkv import KEEPS as PYRAMIDKV_KEEPS
+from h2o_gguf.policies.pyramidkv import NAME as PYRAMIDKV
+from h2o_gguf.policies.pyramidkv import pyramidkv
 from h2o_gguf.policies.random import Random
 from h2o_gguf.policies.rkv import RKV
 from h2o_gguf.policies.scissorhands import Scissorhands
@@ -39,7 +41,6 @@ CLASSES = (
     Random,
     TOVA,
     SnapKV,
-    PyramidKV,
     KeyDiff,
     KNorm,
     ExpectedAttention,
@@ -49,12 +50,13 @@ CLASSES = (
     RKV,
     Lazy,
     Staged,
-    NoEviction,
 )
 OURS: dict[str, Callable[..., Policy]] = {policy.name: policy for policy in CLASSES} | {
-    Staged.name: snapkv_then_h2o_plus
+    PYRAMIDKV: pyramidkv,
+    Staged.name: snapkv_then_h2o_plus,
+    NoEviction.name: NoEviction,
 }
-KEEPS = {policy.name: policy.keeps for policy in CLASSES}
+KEEPS = {policy.name: policy.keeps for policy in (*CLASSES, NoEviction)} | {PYRAMIDKV: PYRAMIDKV_KEEPS}
 ALIASES = {"h2o-plus": "h2o+", "h2oplus": "h2o+", "rkv": "r-kv"}
 
 

@@ -70,6 +70,15 @@ def test_the_budget_holds_before_the_question_is_answered(
     assert any(begins) == (question == "hidden")
 
 
+def test_kept_bytes_of_budgets_by_layer_are_those_of_each_layer(evaluator: Evaluator) -> None:
+    """Four sinks in every layer, the rest of 75 in a line; 3 KV heads of 64 numbers, K and V, f16."""
+    variants = [Variant("h2o+", layers="pyramid:2")]
+    cells = plan(variants, [0.25], ["single-noise"], [LENGTH], n_samples=1, n_batch=32)
+    ((_, outcome),) = evaluator.answer([cell for cell in cells if cell.variant.layers])
+    assert outcome.kept_bytes == sum(policies.pyramid(30, 75, 4, beta=2)) * 3 * 64 * 2 * 2
+    assert outcome.n_kept == 75
+
+
 def test_one_reading_answers_as_a_reading_of_its_own(evaluator: Evaluator) -> None:
     """What was restored and evicted is what would have been read and evicted."""
     cells = [cell for cell in cells_of("one-shot") if cell.variant.policy in (FULL, "h2o+")]

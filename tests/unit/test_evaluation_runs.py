@@ -208,6 +208,8 @@ def test_random_gets_the_sinks_and_window_of_each_policy() -> None:
             made, twin = like.make(budget), control.make(budget)
             assert (twin.n_sink, twin.n_recent, twin.budget) == (made.n_sink, made.n_recent, budget)
             assert twin.name == "random"
+    split = with_controls(["h2o", "pyramidkv", "streaming"], [100], ["pyramid:2"])
+    assert [v.name for v in split if v.layers] == ["h2o by pyramid:2"], "pyramidkv has its own"
     assert [v.name for v in with_controls(["streaming"], [100])] == ["streaming", "random like h2o+"]
     with pytest.raises(OptionError, match="no policy is called 'x'"):
         with_controls(["x"], [100])
