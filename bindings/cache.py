@@ -145,6 +145,11 @@ class KVCache:
         return self.info.kv_bytes
 
     @property
+    def used_bytes(self) -> int:
+        """Of kv_bytes, the share of the cells that are used."""
+        return self.kv_bytes * self.used() // self.n_cells
+
+    @property
     def n_observed(self) -> int:
         """The newest tokens whose queries are recorded."""
         return int(self._params.n_observed)

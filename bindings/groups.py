@@ -58,6 +58,11 @@ class GroupedCache:
         return sum(group.kv_bytes for group in self.groups)
 
     @property
+    def used_bytes(self) -> int:
+        """Bytes of the entries that are held now, as KVCache counts them, all groups together."""
+        return sum(group.used_bytes for group in self.groups)
+
+    @property
     def budget(self) -> int:
         """Entries per KV head after an eviction."""
         return self._mean(self._budgets)

@@ -7,7 +7,18 @@ from typing import Annotated
 import typer
 
 from h2o_gguf import __version__
-from h2o_gguf.cli import bench, chat, compare, eval, explaining, inspecting, models, run, summarize
+from h2o_gguf.cli import (
+    bench,
+    calibrating,
+    chat,
+    compare,
+    eval,
+    explaining,
+    inspecting,
+    models,
+    run,
+    summarize,
+)
 from h2o_gguf.cli.streams import prepare_streams
 
 __all__ = ["app", "run_app"]
@@ -47,6 +58,7 @@ app.command("inspect")(inspecting.inspect)
 app.command("bench")(bench.bench)
 app.command("eval")(eval.evaluate)
 app.command("compare")(compare.compare)
+app.command("calibrate")(calibrating.calibrate)
 app.add_typer(models.app, name="models")
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Optional
 
 import typer
 
-from h2o_gguf.cli.bench_files import require_plots, write_files
+from h2o_gguf.cli.bench_files import require_out, write_files
 from h2o_gguf.cli.bench_table import show
 from h2o_gguf.cli.guard import guarded
 from h2o_gguf.cli.opening import model_path
@@ -107,8 +107,7 @@ def bench(
     """
     path = model_path(model)
     if out is not None:
-        require_plots()
-        out.parent.mkdir(parents=True, exist_ok=True)
+        require_out(out)
     from h2o_gguf.benchmark.comparison import compare
     from h2o_gguf.benchmark.variants import Settings
 

@@ -7,6 +7,7 @@ from html import escape
 from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
 from h2o_gguf.benchmark.results import Report, Spread
@@ -16,7 +17,7 @@ from h2o_gguf.errors import OptionError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["require_plots", "write_files"]
+__all__ = ["COLOURS", "MARKERS", "NO_METADATA", "require_out", "write_files"]
 
 TITLE = "Speed and memory by length of history"
 STYLE = """
@@ -36,16 +37,27 @@ COLOURS = (
     "#e69f00",
 )  # Okabe and Ito's: told apart by all
 MARKERS = "osD^vP"
+NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))  # of a picture inside a page
 
 
-def require_plots() -> None:
-    """Raise OptionError, with the command that helps, if there is nothing to draw with."""
+def require_out(prefix: Path) -> None:
+    """Make the folder of PREFIX.*; to be called before what takes long.
+
+    Raises: OptionError, nothing can be written there, or there is nothing to draw with.
+    """
     if find_spec("matplotlib") is None:
         raise OptionError(
             "--out draws with matplotlib, which is not installed: pip install 'h2o-gguf[plots]', "
             "or leave --out away and take --json",
             "out",
         )
+    try:
+        prefix.parent.mkdir(parents=True, exist_ok=True)
+        TemporaryFile(dir=prefix.parent).close()
+    except OSError as error:
+        raise OptionError(
+            f"cannot write {str(prefix)!r}: {error.strerror or error}; name another place with --out", "out"
+        ) from error
 
 
 def write_files(report: Report, prefix: Path) -> list[Path]:
@@ -53,7 +65,7 @@ def write_files(report: Report, prefix: Path) -> list[Path]:
     figure = _draw(report)
     png, svg = prefix.parent / f"{prefix.name}.png", StringIO()
     figure.savefig(png, dpi=150)
-    figure.savefig(svg, format="svg", metadata={"Date": None})
+    figure.savefig(svg, format="svg", metadata=NO_METADATA)
     texts = {
         "json": json.dumps(report.as_dict(), indent=1, ensure_ascii=False) + "\n",
         "md": as_markdown(report),
@@ -71,6 +83,7 @@ def _page(report: Report, svg: str) -> str:
     return f"""<!doctype html>
 <html lang="en">
 <meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
 <meta name="viewport" content="width=device-width">
 <title>{TITLE}: {escape(str(report.environment["model"]))}</title>
 <style>{STYLE}</style>

@@ -8,12 +8,13 @@ from typing import Annotated, Optional
 
 import typer
 
-from h2o_gguf.cli.bench_files import require_plots
+from h2o_gguf.cli.bench_files import require_out
 from h2o_gguf.cli.eval_options import (
     BatchSize,
     Folder,
     GpuLayers,
     Json,
+    LayerBudgets,
     Model,
     Out,
     Seed,
@@ -80,6 +81,7 @@ def compare(
         Optional[int],  # noqa: UP045
         typer.Option("--samples", "-n", metavar="N", min=1, show_default="2", help="Samples of a task."),
     ] = None,
+    layer_budgets: LayerBudgets = None,
     seed: Seed = 0,
     text: Text = None,
     batch_size: BatchSize = 128,
@@ -98,7 +100,7 @@ def compare(
     """
     path = model_path(model)
     if out is not None:
-        require_plots()
+        require_out(out)
     from h2o_gguf.cli.compare_table import show, write_files
     from h2o_gguf.evaluation.evaluation import compare as measure
     from h2o_gguf.evaluation.settings import COMPARISON, Settings
@@ -108,6 +110,7 @@ def compare(
         COMPARISON, policies=policy, kept=kept, tasks=[FIDELITY, *task] if task else None, lengths=length,
         n_samples=n_samples, seed=seed, text=text, n_batch=batch_size, n_threads=threads or 0,
         n_gpu_layers=gpu_layers, cache=cache, tolerance=tolerance,
+        layer_budgets=layer_budgets,
     )  # fmt: skip
     with LateBar("measuring") as bar:
         report = measure(str(path), settings, cache_type or ["q8_0", "q4_0"], progress=bar.update)

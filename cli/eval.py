@@ -8,12 +8,13 @@ from typing import Annotated, Optional
 
 import typer
 
-from h2o_gguf.cli.bench_files import require_plots
+from h2o_gguf.cli.bench_files import require_out
 from h2o_gguf.cli.eval_options import (
     BatchSize,
     Folder,
     GpuLayers,
     Json,
+    LayerBudgets,
     Model,
     Out,
     Seed,
@@ -98,6 +99,7 @@ def evaluate(
             help="Whether the question comes after the eviction or before.",
         ),
     ] = "hidden",
+    layer_budgets: LayerBudgets = None,
     seed: Seed = 0,
     text: Text = None,
     batch_size: BatchSize = 128,
@@ -117,7 +119,7 @@ def evaluate(
     """
     path = model_path(model)
     if out is not None:
-        require_plots()
+        require_out(out)
     from h2o_gguf.cli.eval_files import write_files
     from h2o_gguf.cli.eval_table import show
     from h2o_gguf.evaluation.evaluation import evaluate
@@ -127,6 +129,7 @@ def evaluate(
         FULL_RUN if full else QUICK_RUN, policies=policy, kept=kept, tasks=task, lengths=length,
         n_samples=n_samples, mode=mode, question=question, seed=seed, text=text, n_batch=batch_size,
         n_threads=threads or 0, n_gpu_layers=gpu_layers, cache=cache, tolerance=tolerance,
+        layer_budgets=layer_budgets,
     )  # fmt: skip
     with LateBar("measuring") as bar:
         report = evaluate(str(path), settings, progress=bar.update)

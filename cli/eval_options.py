@@ -11,8 +11,8 @@ from typing import Annotated, Optional
 import typer
 
 __all__ = [
-    "BatchSize", "Folder", "GpuLayers", "Json", "Model", "Out", "Seed", "Text", "Threads", "Tolerance",
-    "Verbose",
+    "BatchSize", "Folder", "GpuLayers", "Json", "LayerBudgets", "Model", "Out", "Seed", "Text", "Threads",
+    "Tolerance", "Verbose",
 ]  # fmt: skip
 
 Model = Annotated[
@@ -22,6 +22,16 @@ Model = Annotated[
         metavar="[MODEL]",
         show_default="the default model",
         help="GGUF file or catalog name.",
+    ),
+]
+LayerBudgets = Annotated[
+    Optional[list[str]],  # noqa: UP045
+    typer.Option(
+        "--layer-budgets",
+        metavar="pyramid[:BETA]|FILE",
+        show_default=False,
+        help="Measure the policies also with budgets split over the layers: falling, or as "
+        "`h2o-gguf calibrate` wrote to FILE; may be given again.",
     ),
 ]
 Seed = Annotated[int, typer.Option("--seed", "-s", metavar="N", min=0, help="Seed of the samples.")]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Optional
 
@@ -12,15 +11,13 @@ import typer
 from h2o_gguf import models
 from h2o_gguf.cli.guard import guarded
 from h2o_gguf.cli.opening import model_path
-from h2o_gguf.cli.options import KeyType, ValueType
-from h2o_gguf.cli.render import as_flags, show_bytes
-from h2o_gguf.errors import BudgetError
+from h2o_gguf.cli.options import KeyType, LayerBudgetsFlag, ValueType
+from h2o_gguf.cli.render import as_flags, layer_classes, show_bytes
+from h2o_gguf.cli.weighing import BUDGET, Weight, weigh
+from h2o_gguf.layer_budgets import read_layer_budgets
 from h2o_gguf.models import ModelShape, Support
-from h2o_gguf.sizes import CacheOptions, Sizes, plan_model_sizes
 
-__all__ = ["Weight", "inspect", "weigh"]
-
-BUDGET = 1024
+__all__ = ["inspect"]
 
 
 @guarded
@@ -46,6 +43,7 @@ def inspect(
             help="Entries per KV head to weigh.",
         ),
     ] = None,
+    layer_budgets: LayerBudgetsFlag = None,
     ctx_size: Annotated[
         int,
         typer.Option(
@@ -81,69 +79,13 @@ def inspect(
     path = model_path(model)
     shape = models.read_shape(path)
     verdict = models.support(shape)
-    weight = weigh(shape, kv_budget, ctx_size, ubatch_size, cache_type_k, cache_type_v)
+    budgets = None if layer_budgets is None else read_layer_budgets(layer_budgets, str(path))
+    weight = weigh(shape, kv_budget, ctx_size, ubatch_size, cache_type_k, cache_type_v, budgets)
     if as_json:
         typer.echo(json.dumps(_facts(path, shape, verdict, weight), indent=2, ensure_ascii=False))
         return
     for name, value in _lines(path, shape, verdict, weight):
         typer.echo(f"{name:<12} {value}".rstrip())
-
-
-@dataclass(frozen=True)
-class Weight:
-    """KV bytes at a budget and at the full context.
-
-    budget, n_cells, budget_bytes : None where the runtime refuses. problem : why it does, else "".
-    """
-
-    budget: int | None
-    n_cells: int | None
-    budget_bytes: int | None
-    problem: str
-    n_ctx: int
-    full_bytes: int
-    type_k: str
-    type_v: str
-
-
-def weigh(
-    shape: ModelShape, budget: int | None, n_ctx: int, n_ubatch: int | None, type_k: str, type_v: str
-) -> Weight:
-    """What a context for these options weighs, as the runtime plans it.  Raises: OptionError."""
-    full = plan_model_sizes(CacheOptions(None, n_ctx=n_ctx, n_ubatch=n_ubatch), shape)
-    bounded: Sizes | None = None
-    problem = ""
-    if models.support(shape).can_evict:
-        try:
-            bounded = _plan(shape, budget, n_ctx, n_ubatch)
-        except BudgetError as error:
-            problem = str(error)
-
-    def n_bytes(sizes: Sizes) -> int:
-        return models.kv_bytes(shape, sizes.n_cells, sizes.n_ubatch, type_k, type_v)
-
-    return Weight(
-        budget=bounded.policy.budget if bounded is not None and bounded.policy is not None else None,
-        n_cells=bounded.n_cells if bounded is not None else None,
-        budget_bytes=n_bytes(bounded) if bounded is not None else None,
-        problem=problem,
-        n_ctx=full.n_ctx,
-        full_bytes=n_bytes(full),
-        type_k=type_k,
-        type_v=type_v,
-    )
-
-
-def _plan(shape: ModelShape, budget: int | None, n_ctx: int, n_ubatch: int | None) -> Sizes:
-    def plan(kv_budget: int | None) -> Sizes:
-        return plan_model_sizes(CacheOptions(kv_budget=kv_budget, n_ctx=n_ctx, n_ubatch=n_ubatch), shape)
-
-    if budget is not None:
-        return plan(budget)
-    try:
-        return plan(BUDGET)
-    except BudgetError:
-        return plan(None)
 
 
 def _facts(path: Path, shape: ModelShape, verdict: Support, weight: Weight) -> dict[str, Any]:
@@ -172,6 +114,7 @@ def _facts(path: Path, shape: ModelShape, verdict: Support, weight: Weight) -> d
             "type_k": weight.type_k,
             "type_v": weight.type_v,
             "budget": weight.budget,
+            "layer_budgets": list(weight.layer_budgets),
             "n_cells": weight.n_cells,
             "budget_bytes": weight.budget_bytes,
             "problem": as_flags(weight.problem),
@@ -225,6 +168,9 @@ def _lines(path: Path, shape: ModelShape, verdict: Support, weight: Weight) -> l
                 f"budget {weight.budget:,}, {weight.n_cells:,} cells",
             )
         )
+        if weight.layer_budgets:
+            lines[-1] = (lines[-1][0], f"{lines[-1][1]}, on average")
+            lines.append(("", layer_classes(weight.layer_budgets)))
         if weight.full_bytes:
             share = f"; bounded is {weight.budget_bytes / weight.full_bytes:.0%} of it"
     elif weight.problem:

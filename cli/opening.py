@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from h2o_gguf import models
+from h2o_gguf import models, policies
 from h2o_gguf.cli.aborts import explained_aborts
 from h2o_gguf.cli.fetching import fetch_with_bar
 from h2o_gguf.cli.flags import FromEnvironment
@@ -18,6 +18,7 @@ from h2o_gguf.cli.options import CacheFlags, ModelFlags
 from h2o_gguf.cli.render import is_terminal, notice, show_bytes
 from h2o_gguf.errors import INTERRUPTED, ModelFileError, OptionError
 from h2o_gguf.models.catalog import DEFAULT_MODEL, entry
+from h2o_gguf.policies import LayerBudgets
 
 if TYPE_CHECKING:
     from h2o_gguf.llama import H2OLlama
@@ -65,8 +66,8 @@ def open_model(model: ModelFlags, cache: CacheFlags, default_budget: int) -> H2O
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     logging.getLogger("h2o_gguf.native").setLevel(logging.INFO if model.verbose == 1 else logging.ERROR)
     policy, budget = _policy_and_budget(cache)
-    if budget is None and policy != NO_POLICY:
-        budget = _default_budget(path, model, default_budget)
+    if budget is None and policy != NO_POLICY and cache.layer_budgets is None:
+        budget = _default_budget(path, model, policy, default_budget)
     with leaving_at_interrupt(), explained_aborts(path):
         from h2o_gguf.llama import H2OLlama
 
@@ -74,6 +75,7 @@ def open_model(model: ModelFlags, cache: CacheFlags, default_budget: int) -> H2O
             path,
             policy=policy,
             kv_budget=budget,
+            layer_budgets=cache.layer_budgets,
             n_sink=cache.sink,
             n_recent=cache.window,
             n_ctx=model.ctx_size,
@@ -107,7 +109,12 @@ def _policy_and_budget(cache: CacheFlags) -> tuple[str, int | None]:
     policy, budget = cache.policy, cache.kv_budget
     if policy.strip().lower() != NO_POLICY:
         return policy, budget
-    flags = {"--kv-budget": budget, "--kv-evict-sink": cache.sink, "--kv-evict-window": cache.window}
+    flags = {
+        "--kv-budget": budget,
+        "--layer-budgets": cache.layer_budgets,
+        "--kv-evict-sink": cache.sink,
+        "--kv-evict-window": cache.window,
+    }
     given = [n for n, v in flags.items() if v is not None and not isinstance(v, FromEnvironment)]
     if given and isinstance(policy, FromEnvironment):
         policy = CacheFlags.policy
@@ -119,14 +126,18 @@ def _policy_and_budget(cache: CacheFlags) -> tuple[str, int | None]:
     return NO_POLICY, budget
 
 
-def _default_budget(path: Path, model: ModelFlags, budget: int) -> int | None:
+def _default_budget(path: Path, model: ModelFlags, policy: str, budget: int) -> int | None:
     """The budget, or None, the library's choice, where it or the model does not allow that much."""
     shape = models.read_shape(path)
     verdict = models.support(shape)
     n_ctx = model.ctx_size or shape.n_ctx_train
     room = min((n for n in (model.batch_size, model.ubatch_size) if n is not None), default=ROOM)
-    fits = verdict.can_evict and budget + room <= min(n_ctx, verdict.n_pos_max)
-    return budget if fits else None
+    if not verdict.can_evict:
+        return None
+    made = policies.make(policy, budget)
+    if isinstance(made, LayerBudgets):  # whose largest must fit
+        made = made.for_layers(verdict.evicted_layers)
+    return budget if made.budget + room <= min(n_ctx, verdict.n_pos_max) else None
 
 
 def _is_on(value: str) -> bool:

@@ -13,7 +13,7 @@ import typer
 from h2o_gguf.cli.flags import mark_environment
 from h2o_gguf.models import memory
 
-__all__ = ["CacheFlags", "KeyType", "ModelFlags", "SamplingFlags", "ValueType"]
+__all__ = ["CacheFlags", "KeyType", "LayerBudgetsFlag", "ModelFlags", "SamplingFlags", "ValueType"]
 
 KeyType = Annotated[
     str,
@@ -33,6 +33,17 @@ ValueType = Annotated[
         envvar="LLAMA_ARG_CACHE_TYPE_V",
         metavar="TYPE",
         help="Type of the values.",
+    ),
+]
+
+LayerBudgetsFlag = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option(
+        "--layer-budgets",
+        metavar="pyramid[:BETA]|FILE|N,N,...",
+        show_default="the same in all layers",
+        help="How --kv-budget is split over the layers: falling from the first to the last, or as "
+        "`h2o-gguf calibrate` found it and wrote it to FILE. Or a budget for each layer.",
     ),
 ]
 
@@ -122,6 +133,7 @@ class CacheFlags:
             "the policy of an installed package, or none (a full cache is an error).",
         ),
     ] = "h2o+"  # fmt: skip
+    layer_budgets: LayerBudgetsFlag = None
     sink: Annotated[
         Optional[int],  # noqa: UP045
         typer.Option(

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import Environment
 from markupsafe import Markup
 
+from h2o_gguf.cli.bench_files import NO_METADATA
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -28,7 +30,7 @@ def make_page(
 ) -> str:
     """The page.  sheets : tables with title, head and rows. headline, reasons : the advice, if any."""
     svg = StringIO()
-    figure.savefig(svg, format="svg", metadata={"Date": None})
+    figure.savefig(svg, format="svg", metadata=NO_METADATA)
     text = svg.getvalue()
     source = (Path(__file__).parent / "page.html.j2").read_text(encoding="utf-8")
     template = Environment(autoescape=True, keep_trailing_newline=True).from_string(source)

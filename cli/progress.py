@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from types import TracebackType
 from typing import Literal
@@ -35,13 +36,32 @@ class LateBar:
         self._start_s = time.monotonic()
         self._progress: Progress | None = None
         self._task = TaskID(0)
+        self._lock = threading.Lock()
+        self._late: threading.Timer | None = None  # shows what was said too early, if nothing more is
+        self._said: tuple[int, int | None] = (0, None)
 
     def update(self, n: int, n_total: int | None = None, *, title: str | None = None) -> None:
         """Show that n of n_total are done; n_total None: nobody knows.  title : from now on."""
-        self._title = title or self._title
+        if not is_terminal():
+            return
+        with self._lock:
+            self._title, self._said = title or self._title, (n, n_total)
+            early_s = PATIENCE_S - (time.monotonic() - self._start_s)
+            if early_s <= 0:
+                self._show()
+            elif self._late is None:
+                self._late = threading.Timer(early_s, self._show_late)
+                self._late.daemon = True
+                self._late.start()
+
+    def _show_late(self) -> None:
+        with self._lock:
+            if self._late is not None and self._progress is None:
+                self._show()
+
+    def _show(self) -> None:
+        n, n_total = self._said
         if self._progress is None:
-            if not is_terminal() or time.monotonic() - self._start_s < PATIENCE_S:
-                return
             self._progress = Progress(*self._columns(), console=stderr(), transient=True)
             self._progress.start()
             self._task = self._progress.add_task(self._title, total=n_total, rate="")
@@ -52,9 +72,13 @@ class LateBar:
 
     def close(self) -> None:
         """Take the bar away."""
-        if self._progress is not None:
-            self._progress.stop()
-            self._progress = None
+        with self._lock:
+            if self._late is not None:
+                self._late.cancel()
+                self._late = None
+            if self._progress is not None:
+                self._progress.stop()
+                self._progress = None
 
     def __enter__(self) -> LateBar:
         return self

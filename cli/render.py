@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import sys
+from collections import Counter
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.text import Text
@@ -17,6 +19,7 @@ __all__ = [
     "evicted_line",
     "is_terminal",
     "kv_lines",
+    "layer_classes",
     "notice",
     "show_bytes",
     "speed",
@@ -26,6 +29,7 @@ __all__ = [
 BAR_CELLS = 30
 FLAGS = {
     "n_ctx": "--ctx-size",
+    "layer_budgets": "--layer-budgets",
     "n_batch": "--batch-size",
     "n_ubatch": "--ubatch-size",
     "kv_budget": "--kv-budget",
@@ -106,9 +110,17 @@ def kv_lines(kv: KVReport) -> list[str]:
         f"policy   {kv.policy}" + (" (a full cache is an error)" if kv.policy == "none" else ""),
         f"memory   {show_bytes(kv.bytes)}, allocated once; it never grows",
     ]
+    if kv.layer_budgets:
+        lines.insert(1, f"layers   {layer_classes(kv.layer_budgets)}")
     if kv.policy != "none":
         lines.append(f"renumbered positions: {_times(kv.n_rebases) if kv.n_rebases else 'not yet'}")
     return lines
+
+
+def layer_classes(budgets: Sequence[int]) -> str:
+    """How many layers have which budget, the largest first."""
+    counts = sorted(Counter(budgets).items(), reverse=True)
+    return ", ".join(f"{budget:,} in {n} {'layer' if n == 1 else 'layers'}" for budget, n in counts)
 
 
 def as_flags(text: str) -> str:

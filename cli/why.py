@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -62,6 +64,15 @@ def check_page(path: Path) -> None:
     if path.is_dir() or not path.parent.is_dir():
         reason = "it is a folder" if path.is_dir() else f"there is no folder {str(path.parent)!r}"
         raise OptionError(f"cannot write {str(path)!r}: {reason}; name another file", "out")
+    try:
+        if not path.exists():
+            TemporaryFile(dir=path.parent).close()
+        elif not os.access(path, os.W_OK):
+            raise PermissionError(errno.EACCES, "it is not yours to write")
+    except OSError as error:
+        raise OptionError(
+            f"cannot write {str(path)!r}: {error.strerror or error}; name another file", "out"
+        ) from error
 
 
 def write_page(explanation: Explanation, path: Path) -> None:

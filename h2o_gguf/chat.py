@@ -18,7 +18,7 @@ from h2o_gguf.checked import checked
 from h2o_gguf.documents import Document
 from h2o_gguf.errors import OptionError
 from h2o_gguf.explain.explanation import Explanation, explain_reply
-from h2o_gguf.explain.recording import NEVER_EVICTS, Recording
+from h2o_gguf.explain.recording import Recording, why_not_recorded
 from h2o_gguf.kinds import Integer, Spans, Switch, Text
 from h2o_gguf.lock import Turn as CallTurn
 from h2o_gguf.pieces import Tokenizer
@@ -107,7 +107,8 @@ class ChatSession:
         self._llm = llm
         self._pin = list(pin)
         self._engine = llm.engine
-        self._recording = Recording(llm.engine) if records and llm.engine.policy is not None else None
+        is_recorded = records and not why_not_recorded(llm.engine)
+        self._recording = Recording(llm.engine) if is_recorded else None
         self._tokenizer = Tokenizer(llm)
         self._attachments: list[Attachment] = []
         self.reseed()
@@ -180,8 +181,8 @@ class ChatSession:
 
         Raises: OptionError, there is no reply, or nothing was recorded; what explain_reply raises.
         """
-        if self._engine.policy is None:
-            raise OptionError(NEVER_EVICTS, "policy")
+        if reason := why_not_recorded(self._engine):
+            raise OptionError(reason, "policy")
         if self._recording is None:
             raise OptionError("this chat does not note what leaves: make it with records=True", "records")
         has_reply = bool(self.messages) and self.messages[-1]["role"] == "assistant"

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import BinaryIO
 
 from h2o_gguf.errors import OptionError
+from h2o_gguf.text import readable
 
 __all__ = ["Document", "regular_size"]
 
@@ -55,7 +56,7 @@ class Document:
             if os.path.isdir(path):
                 raise IsADirectoryError(21, "is a folder")
             file = Path(path).open("rb")  # noqa: SIM115  # closed by close()
-            name = os.fsencode(os.path.basename(path)).decode("utf-8", "replace")
+            name = readable(os.path.basename(path))
             return cls(file, name, regular_size(file))
         except OSError as error:
             reason = error.strerror or str(error)

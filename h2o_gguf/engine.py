@@ -21,7 +21,7 @@ from h2o_gguf.errors import (
     OptionError,
 )
 from h2o_gguf.eviction import Evictor, NativeCache, OnEvict, Span, check_pins, room_failure
-from h2o_gguf.policies import Policy
+from h2o_gguf.policies import LayerBudgets, Policy, Split
 from h2o_gguf.protocols import UNBOUNDED, Logits, Progress, Sampler
 from h2o_gguf.report import KVReport
 from h2o_gguf.token_log import TokenLog
@@ -315,8 +315,10 @@ class Engine:
         if self.cache is None or self.policy is None:
             n_used = min(self.n_past, self.context.n_cells)
             return KVReport(
-                "none", min(self.n_ctx, self.context.n_cells), n_used, 0, self.n_past, self._kv_bytes
-            )
+                "none", min(self.n_ctx, self.context.n_cells), n_used, 0, self.n_past, self._kv_bytes,
+                used_bytes=self._kv_bytes * n_used // max(1, self.context.n_cells),
+            )  # fmt: skip
+        by_layer = self.policy.budgets if isinstance(self.policy, LayerBudgets) else ()
         return KVReport(
             policy=self.policy.name,
             budget=self.cache.budget,
@@ -325,6 +327,8 @@ class Engine:
             n_past=self.n_past,
             bytes=self.cache.kv_bytes,
             n_rebases=self.cache.n_rebases,
+            used_bytes=self.cache.used_bytes,
+            layer_budgets=() if isinstance(by_layer, Split) else tuple(by_layer),
         )
 
     def adopt(self, tokens: Sequence[int], logits: Logits | None) -> None:

@@ -29,6 +29,8 @@ class NativeCache(Protocol):
     @property
     def kv_bytes(self) -> int: ...
     @property
+    def used_bytes(self) -> int: ...
+    @property
     def n_evicted(self) -> int: ...
     @property
     def n_rebases(self) -> int: ...
@@ -176,9 +178,7 @@ def check_pins(pins: Sequence[Span], policy: Policy) -> tuple[Span, ...]:
             merged.append([start, end])
     spans = tuple((start, end) for start, end in merged)
     if isinstance(policy, LayerBudgets):
-        for part in policy.parts.values():
-            check_pins(spans, part)
-        return spans
+        return _check_by_layer(spans, policy)
     n_pinned = sum(max(0, end - max(start, policy.n_sink)) for start, end in spans)
     if n_pinned + policy.n_sink + policy.n_recent > policy.budget:
         ways = [f"raise kv_budget to {budget_for(policy, n_pinned)} or more"]
@@ -194,6 +194,25 @@ def check_pins(pins: Sequence[Span], policy: Policy) -> tuple[Span, ...]:
             n_recent=policy.n_recent,
             n_pinned=n_pinned,
         )
+    return spans
+
+
+def _check_by_layer(spans: tuple[Span, ...], policy: LayerBudgets) -> tuple[Span, ...]:
+    for budget, part in policy.parts.items():
+        try:
+            check_pins(spans, part)
+        except BudgetError as error:
+            if len(policy.parts) == 1:
+                raise
+            raise BudgetError(
+                f"{error.n_pinned} pinned entries, {part.n_sink} sinks and a recent window of "
+                f"{part.n_recent} do not fit into a budget of {budget}, which {policy.name} gives to some "
+                "layers: raise kv_budget, split it less steeply (layer_budgets), or pin less",
+                budget=budget,
+                n_sink=part.n_sink,
+                n_recent=part.n_recent,
+                n_pinned=error.n_pinned,
+            ) from error
     return spans
 
 

@@ -11,6 +11,7 @@ import threading
 import weakref
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from typing_extensions import Unpack
 
 from h2o_gguf import loading
 from h2o_gguf.attaching import attach
+from h2o_gguf.cache_options import CacheOptions
 from h2o_gguf.cancel import CancelToken
 from h2o_gguf.checked import checked
 from h2o_gguf.completions import Completions
@@ -25,8 +27,10 @@ from h2o_gguf.context import Context
 from h2o_gguf.engine import UNBOUNDED, Engine
 from h2o_gguf.errors import ClosedError, OptionError, UnsupportedModelError
 from h2o_gguf.eviction import NativeCache
+from h2o_gguf.fingerprint import fingerprint
 from h2o_gguf.host_memory import require_bytes
 from h2o_gguf.kinds import Callback, Int32, Integer, Number, Path, Switch, Text
+from h2o_gguf.layer_budgets import read_layer_budgets
 from h2o_gguf.lock import CallLock, Gone
 from h2o_gguf.lowlevel import LowLevel
 from h2o_gguf.models import cannot_generate, memory_bytes, query_bytes, read_header, shape_of
@@ -41,6 +45,7 @@ from h2o_gguf.options import (
     ContextSize,
     GpuLayers,
     Granularity,
+    LayerBudgetsChoice,
     LlamaKeywords,
     ModelKeywords,
     Numa,
@@ -50,8 +55,8 @@ from h2o_gguf.options import (
     Threads,
     Tokenizer,
 )
-from h2o_gguf.sessions import Sessions, fingerprint
-from h2o_gguf.sizes import CacheOptions, Sizes, plan_model_sizes, plan_sizes
+from h2o_gguf.sessions import Sessions
+from h2o_gguf.sizes import Sizes, plan_model_sizes, plan_sizes
 from h2o_gguf.templates import chat_handlers, check_format, guess_format, template_names
 from h2o_gguf.vocab import NO_TOKEN, Vocab
 
@@ -72,6 +77,8 @@ class H2OLlama(LowLevel, Completions, Sessions, high.Llama):  # type: ignore[mis
         None or "none" for nobody.
     kv_budget : entries per KV head after an eviction. heavy_ratio, recent_ratio : the same, as shares of
         n_ctx. Without any of them the budget is n_ctx, as far as the model's positions go.
+    layer_budgets : budgets that differ by layer: a list, one for each layer that is evicted from; "pyramid",
+        "pyramid:BETA" or the file of a calibration, which split kv_budget. See layer_budgets.py.
     n_sink, n_recent : entries that are never evicted; None: the policy's default.
     pin : what is never evicted either: "system" for the system message of a chat, or spans of positions.
     granularity : who shares one list of victims: "head", "layer" or "token".
@@ -105,6 +112,7 @@ class H2OLlama(LowLevel, Completions, Sessions, high.Llama):  # type: ignore[mis
         recent_ratio: Number | None = None,
         n_sink: Int32 | None = None,
         n_recent: Int32 | None = None,
+        layer_budgets: LayerBudgetsChoice | None = None,
         pin: Pin | None = None,
         granularity: Granularity | None = None,
         kv_block: BatchSize = 64,
@@ -174,6 +182,9 @@ class H2OLlama(LowLevel, Completions, Sessions, high.Llama):  # type: ignore[mis
         if chat_format is not None and chat_handler is None:
             check_format(chat_format, template_names(header.metadata))
         shape = shape_of(header)
+        if layer_budgets is not None:
+            budgets = read_layer_budgets(layer_budgets, self.model_path)
+            cache_options = replace(cache_options, layer_budgets=budgets)
         sizes = self._sizes(cache_options, shape, is_bounded=embedding)
         self._no_engine = self._why_no_engine(shape, embedding, model_options.params.vocab_only)
         self._fingerprint = fingerprint(self.model_path)

@@ -203,6 +203,10 @@ ToolChoice = Annotated[
 PolicyChoice = Annotated[
     Any, Made(_policy, "a name, or an object with a budget and a method victims(view, n)")
 ]
+LayerBudgetsChoice = Annotated[
+    Text | Annotated[Sequence[Annotated[int, Whole(1, MAX_CELLS)]], Listed],
+    Must("'pyramid', 'pyramid:BETA', the file of a calibration, or a list of budgets, one for each layer"),
+]
 Pin = Annotated[
     Literal["system"] | Spans, Must("'system' or a list of spans of positions, such as [(0, 40)]")
 ]

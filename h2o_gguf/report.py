@@ -19,6 +19,9 @@ class KVReport:
     n_past : tokens of the sequence so far, the evicted ones included.
     bytes : size of the KV cache as allocated.
     n_rebases : how often positions were renumbered since the last reset.
+    used_bytes : of the entries that are held now.
+    layer_budgets : the budget of each layer that is evicted from; empty where all have the same. budget and
+        used are then means, and evicted what is missing on average.
     """
 
     policy: str
@@ -28,6 +31,8 @@ class KVReport:
     n_past: int
     bytes: int
     n_rebases: int = 0
+    used_bytes: int = 0
+    layer_budgets: tuple[int, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """The report as the `kv` entry of a result."""

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from h2o_gguf.cancel import CancelToken
-from h2o_gguf.errors import ModelFileError, StateFileError
+from h2o_gguf.errors import StateFileError
 from h2o_gguf.native import high
 from h2o_gguf.state import Session, restore_session, save_session
 
 if TYPE_CHECKING:
     from h2o_gguf.engine import Engine
 
-__all__ = ["Sessions", "fingerprint"]
+__all__ = ["Sessions"]
 
-N_SAMPLES = 64
-SAMPLE_BYTES = 4096
 POSITION_OPTIONS = (  # keys are kept rotated, so these must be equal
     "rope_scaling_type", "rope_freq_base", "rope_freq_scale", "yarn_ext_factor", "yarn_attn_factor",
     "yarn_beta_fast", "yarn_beta_slow", "yarn_orig_ctx",
@@ -92,20 +88,3 @@ class Sessions:
         @property
         def engine(self) -> Engine: ...
         def _call(self, cancel: CancelToken | None = None) -> AbstractContextManager[CancelToken]: ...
-
-
-def fingerprint(path: str) -> str:
-    """A hash of samples all over a file: equal for copies, different for models of the same shape.
-
-    Raises: ModelFileError, it cannot be read.
-    """
-    try:
-        with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            digest = hashlib.sha256(str(size).encode())
-            for i in range(N_SAMPLES):
-                file.seek(max(0, size - SAMPLE_BYTES) * i // (N_SAMPLES - 1))
-                digest.update(file.read(SAMPLE_BYTES))
-    except OSError as error:
-        raise ModelFileError(path, error.strerror or str(error)) from error
-    return digest.hexdigest()[:32]

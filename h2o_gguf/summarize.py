@@ -18,6 +18,7 @@ from h2o_gguf.errors import BudgetError, Cancelled, ContextOverflowError, Option
 from h2o_gguf.eviction import budget_for
 from h2o_gguf.kinds import Callback, Integer, Spans, Text
 from h2o_gguf.pieces import Tokenizer
+from h2o_gguf.policies import LayerBudgets
 from h2o_gguf.reply import FinishReason, Reply, write_reply
 from h2o_gguf.report import KVReport
 from h2o_gguf.sampling import ChainSampler, SamplingOptions
@@ -114,7 +115,7 @@ def summarize(
         engine.prefill(first, cancel=token)
         reading.read()
         if reading.n_tokens == 0:
-            raise OptionError(f"{document.name!r} is empty: there is nothing to summarize", "file")
+            raise OptionError(f"{document.name!r} is empty: there is nothing to read", "file")
         engine.pins = [(0, len(first)), (engine.n_past, engine.n_past + len(last)), *pin]
         engine.prefill(last, cancel=token)
         reading.end()
@@ -236,12 +237,17 @@ def _check_fits(engine: Any, n_pinned: int) -> None:
     policy = engine.policy
     if policy is None:
         return
+    hint = "raise kv_budget, split it less steeply (layer_budgets)"
+    if isinstance(policy, LayerBudgets):
+        policy = min(policy.parts.values(), key=lambda part: part.budget)
+    else:
+        hint = f"raise kv_budget to {budget_for(policy, n_pinned) + 1} or more"
     n_protected = n_pinned + policy.n_recent
     if n_protected >= policy.budget:
         raise BudgetError(
             f"instruction and question take {n_pinned} entries, the recent window {policy.n_recent}, which "
             f"leaves nothing of the budget of {policy.budget} for the document: "
-            f"raise kv_budget to {budget_for(policy, n_pinned) + 1} or more, or shorten them",
+            f"{hint}, or shorten them",
             budget=policy.budget,
             n_recent=policy.n_recent,
             n_pinned=n_pinned,

@@ -1,10 +1,16 @@
-"""Bytes of tokens to text, without ever showing half a character."""
+"""Bytes to text: those of tokens, without ever showing half a character, and those of file names."""
 
 from __future__ import annotations
 
 import codecs
+import os
 
-__all__ = ["Utf8Stream"]
+__all__ = ["Utf8Stream", "readable"]
+
+
+def readable(path: str | os.PathLike[str]) -> str:
+    """Return a path as text that can be written anywhere, with U+FFFD for bytes that are no UTF-8."""
+    return os.fsencode(path).decode("utf-8", "replace")
 
 
 class Utf8Stream:

@@ -105,6 +105,10 @@ class FakeCache:
     def used(self) -> int:
         return len(self.context.seen) - self.n_evicted
 
+    @property
+    def used_bytes(self) -> int:
+        return 64 * self.used()
+
     def rollback_min(self) -> int:
         return max(0, len(self.context.seen) - self.n_recent) if self.n_evicted else 0
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from h2o_gguf.bindings import version
+from h2o_gguf.text import readable
 
 __all__ = ["ReadBandwidth", "environment"]
 
@@ -52,7 +53,7 @@ class ReadBandwidth:
 def environment(model: str | Path | None = None, **more: object) -> dict[str, Any]:
     """Machine, versions and model if there is one, without anything personal."""
     if model is not None:
-        more = {"model": Path(model).name, "model_sha256": _sha256(model), **more}
+        more = {"model": readable(Path(model).name), "model_sha256": _sha256(model), **more}
     lines = _read("/proc/cpuinfo").splitlines()
     names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
     return {

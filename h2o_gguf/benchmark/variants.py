@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from h2o_gguf.bindings.library import FILE
+from h2o_gguf.cache_options import CacheOptions
 from h2o_gguf.errors import OptionError
 from h2o_gguf.models import ModelShape, support
 from h2o_gguf.models.memory import CACHE_TYPES, pad_cells
-from h2o_gguf.sizes import N_BATCH, CacheOptions, plan_model_sizes
+from h2o_gguf.sizes import N_BATCH, plan_model_sizes
 
 __all__ = [
     "BURST",

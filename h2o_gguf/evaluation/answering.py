@@ -71,7 +71,7 @@ def finish(llm: H2OLlama, cell: Cell, sample: Sample, prompt: Prompt, context_s:
         n_question=len(prompt.question),
         n_answer=n_answer,
         n_kept=kept.used,
-        kept_bytes=round(kept.used * kept.bytes / engine.context.n_cells),
+        kept_bytes=kept.used_bytes,
         peak_bytes=kept.bytes,
         context_s=context_s,
         question_s=question_s,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,17 @@ from h2o_gguf.evaluation.cells import budget_of, plan
 from h2o_gguf.evaluation.evaluator import Evaluator
 from h2o_gguf.evaluation.opening import ModelFile, check_lengths
 from h2o_gguf.evaluation.recommendation import Recommendation, recommend
-from h2o_gguf.evaluation.runner import Result, run
+from h2o_gguf.evaluation.runner import Result, n_tokens_left, run
 from h2o_gguf.evaluation.settings import Settings
 from h2o_gguf.evaluation.side_by_side import Fidelity, Reader
 from h2o_gguf.evaluation.store import Store
 from h2o_gguf.evaluation.summary import Row, floors, summarize
 from h2o_gguf.evaluation.tasks import FIDELITY
 from h2o_gguf.evaluation.variants import FULL, Variant, compared, with_controls
+from h2o_gguf.layer_budgets import read_layer_budgets
+from h2o_gguf.policies import LayerBudgets
 from h2o_gguf.protocols import Progress
+from h2o_gguf.text import readable
 
 __all__ = ["Report", "compare", "evaluate"]
 
@@ -64,7 +68,7 @@ def evaluate(model: str, settings: Settings, progress: Progress | None = None) -
 
     Raises: ModelFileError, UnsupportedModelError, OptionError, BudgetError before anything is run.
     """
-    return _measure(model, settings, with_controls(settings.policies, settings.budgets()), progress)
+    return _measure(model, settings, _variants(model, settings, with_controls), progress)
 
 
 def compare(model: str, settings: Settings, types: Sequence[str], progress: Progress | None = None) -> Report:
@@ -72,8 +76,30 @@ def compare(model: str, settings: Settings, types: Sequence[str], progress: Prog
 
     types : of keys and values, beside f16. Others are evaluate's, and so is what is raised.
     """
-    variants = compared(settings.policies, types, settings.budgets())
+    variants = _variants(model, settings, partial(compared, types=types))
     return _measure(model, settings, variants, progress, is_fresh=True)
+
+
+def _variants(model: str, settings: Settings, choose: Callable[..., list[Variant]]) -> list[Variant]:
+    """What is chosen of the policies.  Raises: OptionError, a split is none, or not of this model."""
+    for said in settings.layer_budgets:
+        if isinstance(read_layer_budgets(said, model), tuple):
+            raise OptionError(
+                f"layer_budgets is {said!r}: budgets are shares of a length here (kept), so it must be "
+                "pyramid, pyramid:BETA or the file of a calibration",
+                "layer_budgets",
+            )
+    return choose(names=settings.policies, budgets=settings.budgets(), splits=settings.layer_budgets)
+
+
+def _refuse_one_shot(variants: Sequence[Variant], budget: int) -> None:
+    for variant in variants:
+        if isinstance(variant.make(budget), LayerBudgets):
+            raise OptionError(
+                f"{variant.name} has budgets by layer, and one-shot evicts from a cache that is the same for "
+                "all layers: measure it with mode bounded",
+                "mode",
+            )
 
 
 def _measure(
@@ -85,6 +111,8 @@ def _measure(
     is_fresh: bool = False,
 ) -> Report:
     check_lengths(model, settings.lengths, settings.n_batch)
+    if settings.mode == "one-shot":
+        _refuse_one_shot(variants, max(settings.budgets()))
     tasks = [task for task in settings.tasks if task != FIDELITY]
     cells = plan(
         variants, settings.kept, tasks, settings.lengths, n_samples=settings.n_samples,
@@ -95,6 +123,17 @@ def _measure(
     evaluator = Evaluator(ModelFile(model, settings.n_threads, settings.n_gpu_layers), text)
     fidelity: list[Fidelity] = []
     with closing(Store(settings.folder, evaluator.facts())) as store:
+        n_read, n_left = 0, n_tokens_left(cells, store)
+
+        def report(n: int, n_total: int) -> None:
+            if progress is not None:
+                progress(n, n_total)
+
+        def report_text(n: int, n_total: int) -> None:
+            nonlocal n_read
+            n_read = n_total
+            report(n, n_total + n_left)
+
         if FIDELITY in settings.tasks:
             n = max(settings.lengths)
             readers = [Reader(v, 1.0, n) for v in (Variant(FULL), *variants) if v.is_full]
@@ -104,12 +143,13 @@ def _measure(
                 for v in variants
                 if not v.is_full
             ]
-            fidelity = evaluator.fidelity(readers, n, settings.n_batch, store, progress, is_fresh=is_fresh)
+            fidelity = evaluator.fidelity(readers, n, settings.n_batch, store, report_text, is_fresh=is_fresh)
         order = {cell: i for i, cell in enumerate(cells)}
-        results = sorted(run(cells, evaluator.answer, store, progress), key=lambda r: order[r.cell])
+        new = run(cells, evaluator.answer, store, lambda n, n_total: report(n_read + n, n_read + n_total))
+        results = sorted(new, key=lambda r: order[r.cell])
     return Report(
         environment=about,
-        settings={name: str(v) if isinstance(v, Path) else v for name, v in asdict(settings).items()},
+        settings={name: readable(v) if isinstance(v, Path) else v for name, v in asdict(settings).items()},
         rows=tuple(summarize(results)),
         floors=tuple((*key, score) for key, score in floors(results).items()),
         fidelity=tuple(fidelity),

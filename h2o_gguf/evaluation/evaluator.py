@@ -22,8 +22,8 @@ from h2o_gguf.evaluation.sources import POLICIES, code_digest, policy_key, runti
 from h2o_gguf.evaluation.store import Store
 from h2o_gguf.evaluation.tasks import make_sample
 from h2o_gguf.evaluation.texts import prose
+from h2o_gguf.fingerprint import fingerprint
 from h2o_gguf.protocols import Progress
-from h2o_gguf.sessions import fingerprint
 
 __all__ = ["Evaluator"]
 
@@ -106,15 +106,15 @@ class Evaluator:
             }
             for r in readers
         ]
-        found = [store.get(key) for key in keys]
+        found = [store.get(key, Fidelity) for key in keys]
         todo = [i for i, value in enumerate(found) if value is None or i == 0 or is_fresh]
         if None in found:
             chosen = [readers[i] for i in todo]
             new = measure_fidelity(self.model, self.text, chosen, n_tokens, n_batch, progress)
             for i, each in zip(todo, new, strict=True):
-                found[i] = each.as_dict()
+                found[i] = each
                 store.put(keys[i], each.as_dict())
-        return [Fidelity.from_dict(value) for value in found if value is not None]
+        return [each for each in found if each is not None]
 
     def _sample(self, cell: Cell, prompter: Prompter) -> tuple[Sample, Prompt]:
         key = _sample_key(cell)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["Fidelity", "FullCache", "bootstrap_ratio", "compare", "read_full", "rows"]
 
 BOOTSTRAP_BLOCK = 64  # tokens resampled together: neighbouring losses are correlated
+N_BLOCKS_MIN = 8  # of fewer tokens each in a short text: one block alone would have no width
 BOOTSTRAP_N = 2000
 
 
@@ -43,7 +44,7 @@ class Fidelity:
     n_sink, n_recent : entries it protects.
     perplexity : over n_scored tokens. ratio : perplexity over the full cache's; low, high : its 95 % interval
     (paired block bootstrap). kl : mean KL(full || policy) in nats. top1 : share of positions with the same
-    most likely token. n_evicted : entries evicted per KV head.
+    most likely token. n_evicted : entries evicted per KV head. nll : float64[n_scored] nats of each token.
     """
 
     policy: str
@@ -59,10 +60,11 @@ class Fidelity:
     kl: float
     top1: float
     n_evicted: int
+    nll: NDArray[np.float64] = field(repr=False, compare=False)
 
     def as_dict(self) -> dict[str, object]:
-        """The fields, for JSON."""
-        return asdict(self)
+        """The fields, for JSON, but for nll."""
+        return {name: value for name, value in asdict(self).items() if name != "nll"}
 
 
 def rows(
@@ -138,15 +140,19 @@ def compare(
         kl=float(kl.mean()),
         top1=float(same.mean()),
         n_evicted=report.evicted,
+        nll=nll,
     )
 
 
 def bootstrap_ratio(
     nll: NDArray[np.float64], reference: NDArray[np.float64], seed: int = 0
 ) -> tuple[float, float]:
-    """Return the 95 % interval of exp(mean(nll - reference)): paired, in blocks of 64 neighbouring tokens."""
+    """Return the 95 % interval of exp(mean(nll - reference)): paired, in blocks of 64 neighbouring tokens.
+
+    Fewer than 512 tokens are cut into eight blocks.
+    """
     difference = nll - reference
-    n_block = max(1, len(difference) // BOOTSTRAP_BLOCK)
+    n_block = min(len(difference), max(N_BLOCKS_MIN, len(difference) // BOOTSTRAP_BLOCK))
     means = np.array([part.mean() for part in np.array_split(difference, n_block)])
     draws = np.random.default_rng(seed).integers(0, n_block, (BOOTSTRAP_N, n_block))
     low, high = np.quantile(means[draws].mean(-1), [0.025, 0.975])

@@ -40,7 +40,14 @@ def check_lengths(path: str, lengths: tuple[int, ...], n_batch: int) -> None:
     """Raise OptionError if the full cache of the longest, and a batch, do not fit the model's positions;
     UnsupportedModelError, ModelFileError.
     """
-    n_most = require_support(read_shape(path)).n_pos_max - n_batch - WRITTEN
+    n_pos_max = require_support(read_shape(path)).n_pos_max
+    n_most = n_pos_max - n_batch - WRITTEN
+    if n_most < 1:
+        raise OptionError(
+            f"a batch of {n_batch} tokens and {WRITTEN} to write do not fit into the model's {n_pos_max} "
+            f"positions: take batches of {max(1, n_pos_max // 4)} or less",
+            "n_batch",
+        )
     if lengths and max(lengths) > n_most:
         raise OptionError(
             f"a length of {max(lengths)} tokens, a batch of {n_batch} and {WRITTEN} to write do not fit "

@@ -11,7 +11,7 @@ from h2o_gguf.evaluation.runner import Result
 from h2o_gguf.evaluation.side_by_side import Fidelity
 from h2o_gguf.evaluation.statistics import Interval, bootstrap, hidden_loss, samples_needed
 from h2o_gguf.evaluation.summary import floors, paired
-from h2o_gguf.evaluation.variants import Variant
+from h2o_gguf.evaluation.variants import PLAIN, Variant
 
 __all__ = ["Candidate", "Recommendation", "candidates", "recommend"]
 
@@ -134,6 +134,8 @@ def recommend(results: Sequence[Result], fidelity: Sequence[Fidelity], tolerance
     reasons.append(
         f"It is the smallest budget measured that loses no more than {tolerance:.1%}: {show_losses(choice)}."
     )
+    if all(result.cell.mode == "bounded" for result in results):
+        reasons.append(f"To use it: {_flags(choice)}.")
     is_proven = choice.is_proven(tolerance)
     if not is_proven:
         reasons.append(_doubt(choice, tolerance))
@@ -153,7 +155,7 @@ def show_losses(candidate: Candidate) -> str:
     """The losses in words."""
     words = []
     if (loss := candidate.score_loss) is not None:
-        words.append(f"{_points(loss)} points of the score over {loss.n} samples")
+        words.append(f"{_points(loss)} points of the score over {_samples(loss.n)}")
     if (loss := candidate.perplexity_loss) is not None:
         words.append(
             f"perplexity {loss.mean:+.1%} ({loss.low:+.1%} to {loss.high:+.1%}) over {loss.n:,} tokens"
@@ -165,12 +167,27 @@ def _points(loss: Interval) -> str:
     return f"{100 * loss.mean:.1f} ({100 * loss.low:.1f} to {100 * loss.high:.1f})"
 
 
+def _samples(n: int) -> str:
+    return f"{n:,} sample" if n == 1 else f"{n:,} samples"
+
+
+def _flags(choice: Candidate) -> str:
+    """What says it to every other command."""
+    variant = choice.variant
+    words = f"--policy {variant.policy}"
+    if not variant.is_full:
+        words += f" --kv-budget {choice.budget}"
+    if (variant.type_k, variant.type_v) != (PLAIN, PLAIN):
+        words += f" --cache-type-k {variant.type_k} --cache-type-v {variant.type_v}"
+    return words
+
+
 def _doubt(choice: Candidate, tolerance: float) -> str:
     """Why it is not proven, and what would."""
     words = []
     if (loss := choice.score_loss) is not None and hidden_loss(loss.n) > tolerance:
         words.append(
-            f"n is too small: {loss.n} samples without a loss would still hide one of "
+            f"n is too small: {_samples(loss.n)} without a loss would still hide one of "
             f"{hidden_loss(loss.n):.0%}, and to rule out more than {tolerance:.1%} takes "
             f"{samples_needed(tolerance):,} of them"
         )

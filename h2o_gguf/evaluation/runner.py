@@ -12,7 +12,7 @@ from h2o_gguf.evaluation.sources import policy_key
 from h2o_gguf.evaluation.store import Store
 from h2o_gguf.protocols import Progress
 
-__all__ = ["Answer", "Result", "batches", "run"]
+__all__ = ["Answer", "Result", "batches", "n_tokens_left", "run"]
 
 Answer = Callable[[Sequence[Cell]], Iterable[tuple[Cell, Outcome]]]
 
@@ -40,12 +40,14 @@ def run(
     """
     todo: list[Cell] = []
     for cell in cells:
-        kept = store.get(_key(cell))
+        kept = store.get(_key(cell), Outcome)
         if kept is None:
             todo.append(cell)
         else:
-            yield Result(cell, Outcome(**kept), is_new=False)
+            yield Result(cell, kept, is_new=False)
     n_done, n_total = 0, sum(cell.length for cell in todo)
+    if todo and progress is not None:
+        progress(0, n_total)
     for batch in batches(todo):
         for cell, outcome in answer(batch):
             store.put(_key(cell), outcome.as_dict())
@@ -53,6 +55,11 @@ def run(
             if progress is not None:
                 progress(n_done, n_total)
             yield Result(cell, outcome, is_new=True)
+
+
+def n_tokens_left(cells: Sequence[Cell], store: Store) -> int:
+    """The tokens `run` would work through."""
+    return sum(cell.length for cell in cells if store.get(_key(cell), Outcome) is None)
 
 
 def batches(cells: Sequence[Cell]) -> list[list[Cell]]:

@@ -38,7 +38,7 @@ class Settings:
     """What is evaluated.  See cells.Cell.
 
     text : a file to read and to hide needles in. folder : of results; None: nothing is kept.
-    tolerance : of losses, 0 to 1.
+    tolerance : of losses, 0 to 1. layer_budgets : splits over the layers that are measured too.
     """
 
     policies: tuple[str, ...]
@@ -55,6 +55,7 @@ class Settings:
     text: Path | None
     folder: Path | None
     tolerance: float
+    layer_budgets: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -70,6 +71,7 @@ class Settings:
         question: str = "hidden",
         cache: str | None = None,
         tolerance: float = 1.0,
+        layer_budgets: Sequence[str] | None = None,
         **others: Any,
     ) -> Settings:
         """From words.  kept : numbers with commas between. cache : a folder, "off", or None for the user's.
@@ -92,6 +94,7 @@ class Settings:
             question=cast(Question, question),
             folder=None if cache == "off" else Path(cache) if cache else default_folder(),
             tolerance=tolerance / 100,
+            layer_budgets=tuple(dict.fromkeys(layer_budgets or ())),
             **others,
         )
         found.budgets()

@@ -79,13 +79,6 @@ class Fidelity:
         """The fields, for JSON."""
         return asdict(self) | {"cache": self.variant.name}
 
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Fidelity:
-        """What as_dict wrote."""
-        fields = {name: value for name, value in data.items() if name != "cache"}
-        parts = {"variant": Variant(**data["variant"]), "ratio": Interval(**data["ratio"])}
-        return cls(**(fields | parts | {"buckets": tuple(data["buckets"])}))
-
 
 class _Track:
     """A reader at work."""
@@ -240,7 +233,7 @@ def _fidelity(track: _Track, full: _Track, report: Any, n_tokens: int) -> Fideli
         kl=float(track.kl.mean()),
         top1=float(track.same.mean()),
         n_kept=report.used,
-        kept_bytes=round(report.used * report.bytes / track.llm.engine.context.n_cells),
+        kept_bytes=report.used_bytes,
         peak_bytes=report.bytes,
         read_rate=1 / median(track.read_s),
         write_rate=1 / float(np.mean(track.write_s)),

@@ -59,7 +59,8 @@ def glances(
     Raises: Cancelled; OutOfMemoryError; NativeError.
     """
     own = llm.engine.cache.info
-    n_cells = pad_cells(len(tokens))
+    # A sliding window and a batch must fit, however short the text.
+    n_cells = pad_cells(max(len(tokens), llm.engine.context.n_swa + llm.context_params.n_ubatch))
     if left is not None:
         n_cells = min(n_cells, own.n_cells + pad_cells(llm.engine.context.n_batch))
     stops = sorted({int(n) for n in np.unique(left)} if left is not None else set())

@@ -10,11 +10,12 @@ from pydantic import InstanceOf
 from h2o_gguf.cancel import CancelToken
 from h2o_gguf.checked import checked
 from h2o_gguf.documents import Document
+from h2o_gguf.explain import recording
 from h2o_gguf.explain.explanation import Explanation, explain_reply
 from h2o_gguf.explain.recording import Recording
 from h2o_gguf.kinds import Callback, Integer, Spans, Text
 from h2o_gguf.sampling import SamplingOptions
-from h2o_gguf.summarize import INSTRUCTION, QUESTION, SAMPLING, summarize
+from h2o_gguf.summarize import INSTRUCTION, QUESTION, SAMPLING, ReadingProgress, summarize
 
 __all__ = ["explain"]
 
@@ -41,13 +42,20 @@ def explain(
     llm : H2OLlama; its sequence is replaced. progress, on_text and the other options : those of summarize.
     on_replay : called with (tokens replayed, tokens in all) afterwards.
 
-    Raises: what summarize and explain_reply raise; OptionError, llm never evicts.
+    Raises: what summarize and explain_reply raise; OptionError, llm never evicts, or the
+        text is too long to be recorded.
     """
-    with closing(Recording(llm.engine)) as recording:
+
+    def report(reading: ReadingProgress) -> None:
+        n_total = reading.n_total or 0  # an estimate, but not twice what comes
+        is_hopeless = n_total > 2 * recording.MAX_TOKENS
+        recording.check_length(n_total if is_hopeless else reading.n_read, "take a part of the text")
+        if progress is not None:
+            progress(reading)
+
+    with closing(Recording(llm.engine)) as recorded:
         summary = summarize(
             llm, document, instruction=instruction, question=question, system=system, sampling=sampling,
-            seed=seed, max_tokens=max_tokens, pin=pin, progress=progress, on_text=on_text, cancel=cancel,
+            seed=seed, max_tokens=max_tokens, pin=pin, progress=report, on_text=on_text, cancel=cancel,
         )  # fmt: skip
-        return explain_reply(
-            llm, recording, summary.n_read, summary.tokens, progress=on_replay, cancel=cancel
-        )
+        return explain_reply(llm, recorded, summary.n_read, summary.tokens, progress=on_replay, cancel=cancel)

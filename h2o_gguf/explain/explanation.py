@@ -18,6 +18,7 @@ from h2o_gguf.explain.attention import Glance, full_cache_cells, glances
 from h2o_gguf.explain.recording import Recording
 from h2o_gguf.policies import Policy
 from h2o_gguf.protocols import Progress
+from h2o_gguf.text import readable
 from h2o_gguf.view import CacheView
 
 __all__ = ["HEAVY_SHARE", "Explanation", "explain_reply", "heavy_hitters", "token_texts"]
@@ -148,7 +149,7 @@ def explain_reply(
                 why_not = str(error)
         policy: Policy = engine.policy
         return Explanation(
-            model=Path(llm.model_path).stem,
+            model=readable(Path(llm.model_path).stem),
             policy=policy.name,
             budget=policy.budget,
             n_sink=policy.n_sink,

@@ -11,7 +11,7 @@ from h2o_gguf.errors import OptionError
 from h2o_gguf.policies import Cells, LayerBudgets
 from h2o_gguf.view import CacheView
 
-__all__ = ["HELD", "MAX_TOKENS", "NEVER_EVICTS", "Recording"]
+__all__ = ["HELD", "MAX_TOKENS", "NEVER_EVICTS", "Recording", "check_length", "why_not_recorded"]
 
 HELD = int(np.iinfo(np.int32).max)
 MAX_TOKENS = 1 << 17  # four bytes each in every layer and head, so there is an end to it
@@ -19,6 +19,19 @@ NEVER_EVICTS = (
     "nothing is ever evicted without a policy, so there is nothing to explain: "
     "evict with policy='h2o+', and give a kv_budget"
 )
+BY_LAYER = (
+    "budgets by layer cannot be explained, since the replay has one cache for all layers: use one budget, "
+    "with another policy than pyramidkv and without layer_budgets"
+)
+
+
+def check_length(n_tokens: int, hint: str) -> None:
+    """Raise OptionError where a sequence is too long to be recorded."""
+    if n_tokens > MAX_TOKENS:
+        raise OptionError(
+            f"the sequence has {n_tokens:,} tokens, and what left is recorded for {MAX_TOKENS:,} at most: "
+            f"{hint}"
+        )
 
 
 class Recording:
@@ -30,14 +43,8 @@ class Recording:
 
     def __init__(self, engine: Any) -> None:
         """engine : Engine.  Raises: OptionError, it never evicts, or has budgets by layer."""
-        if engine.cache is None or engine.policy is None:
-            raise OptionError(NEVER_EVICTS, "policy")
-        if isinstance(engine.policy, LayerBudgets):
-            raise OptionError(
-                "budgets by layer cannot be explained, since the replay has one cache for all layers: "
-                "use one budget",
-                "policy",
-            )
+        if reason := why_not_recorded(engine):
+            raise OptionError(reason, "policy")
         self._engine = engine
         self._n_start = engine.n_past
         self._left = np.empty((engine.cache.n_layer, engine.cache.n_head_kv, 0), np.int32)
@@ -56,11 +63,7 @@ class Recording:
         Raises: OptionError, the sequence is longer than MAX_TOKENS.
         """
         n_past = self._engine.n_past
-        if n_past > MAX_TOKENS:
-            raise OptionError(
-                f"the sequence has {n_past:,} tokens, and what left is recorded for {MAX_TOKENS:,} at most: "
-                "begin a new one"
-            )
+        check_length(n_past, "begin a new one")
         self._grow(n_past)
         left: NDArray[np.int32] = self._left[..., :n_past].copy()
         pos = self._engine.cache.pos
@@ -86,3 +89,10 @@ class Recording:
             grown = np.full((*self._left.shape[:-1], max(n, 2 * n_old)), HELD, np.int32)
             grown[..., :n_old] = self._left
             self._left = grown
+
+
+def why_not_recorded(engine: Any) -> str:
+    """Why what leaves this engine's cache cannot be recorded; "" where it can."""
+    if engine.policy is None:
+        return NEVER_EVICTS
+    return BY_LAYER if isinstance(engine.policy, LayerBudgets) else ""

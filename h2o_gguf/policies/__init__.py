@@ -12,17 +12,18 @@ from h2o_gguf.policies.h2o_plus import H2OPlus
 from h2o_gguf.policies.hcattention import HCAttention
 from h2o_gguf.policies.keydiff import KeyDiff
 from h2o_gguf.policies.knorm import KNorm
-from h2o_gguf.policies.layers import LayerBudgets, pyramid
+from h2o_gguf.policies.layers import LayerBudgets
 from h2o_gguf.policies.lazy import Lazy
 from h2o_gguf.policies.none import NoEviction
-from h2o_gguf.policies.pyramidkv import PyramidKV
+from h2o_gguf.policies.pyramidkv import pyramidkv
 from h2o_gguf.policies.random import Random
-from h2o_gguf.policies.registry import get, keeps, make, names
+from h2o_gguf.policies.registry import get, keeps, known_as, make, names
 from h2o_gguf.policies.rkv import RKV
 from h2o_gguf.policies.scissorhands import Scissorhands
 from h2o_gguf.policies.selection import Cells, Granularity, select_lowest
 from h2o_gguf.policies.shares import AUTO, Budget, check_budget, resolve_budget
 from h2o_gguf.policies.snapkv import SnapKV
+from h2o_gguf.policies.splits import LeastLoss, Pyramid, Split, pyramid
 from h2o_gguf.policies.staged import Staged
 from h2o_gguf.policies.streaming import Streaming
 from h2o_gguf.policies.tova import TOVA
@@ -43,12 +44,14 @@ __all__ = [
     "KeyDiff",
     "LayerBudgets",
     "Lazy",
+    "LeastLoss",
     "NoEviction",
     "Policy",
-    "PyramidKV",
+    "Pyramid",
     "Random",
     "Scissorhands",
     "SnapKV",
+    "Split",
     "Staged",
     "Streaming",
     "as_policy",
@@ -59,9 +62,11 @@ __all__ = [
     "get",
     "is_policy",
     "keeps",
+    "known_as",
     "make",
     "names",
     "pyramid",
+    "pyramidkv",
     "resolve_budget",
     "select_lowest",
 ]

@@ -1,4 +1,4 @@
-"""Budgets that differ by layer: one policy of many, and PyramidKV's split."""
+"""Budgets that differ by layer: one policy of many."""
 
 from __future__ import annotations
 
@@ -10,44 +10,52 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from h2o_gguf.errors import OptionError
-from h2o_gguf.policies import registry
+from h2o_gguf.errors import BudgetError, OptionError
 from h2o_gguf.policies.base import Policy, as_policy, ask
 from h2o_gguf.policies.selection import Cells
-from h2o_gguf.policies.shares import whole
+from h2o_gguf.policies.shares import AUTO, whole
+from h2o_gguf.policies.splits import Split
 from h2o_gguf.view import CacheView
 
-__all__ = ["LayerBudgets", "pyramid"]
+__all__ = ["LayerBudgets"]
 
 
 @dataclass(frozen=True)
 class LayerBudgets:
-    """Give every layer a budget of its own; layers of equal budget share a cache of just the cells they need.
+    """Give every layer a budget of its own; equal ones share a cache of just the cells they need.
 
-    budgets : entries per KV head after an eviction, >= 1, one for each layer that entries are evicted from.
+    budgets : entries per KV head after an eviction, >= 1, one for each layer that entries are evicted from;
+        or a Split of a mean, such as Pyramid(512), which for_layers turns into budgets.
     policy : who is evicted within a layer: a name with knobs, or a function from a budget to a policy.
     layers : the model layer of each budget; None: 0, 1, ..., which H2OLlama corrects for models where some
         layers have no such cache (sliding windows, recurrent layers).
+    title : how reports call it; "": the policy's name, and that layers differ.
 
+    Until for_layers has been asked, a Split is the same budget in every layer.
     Victims are chosen among the layers of one budget at a time, so granularity "token" is one list for those.
     Raises: OptionError, numbers that contradict each other, or parts with different decay or traces;
         BudgetError, a budget is illegal.
-    Source: budgets by layer as in PyramidKV, arXiv 2406.02069, see pyramid.
+    Source: budgets by layer as in PyramidKV, arXiv 2406.02069, see splits.pyramid.
     """
 
-    budgets: Sequence[int]
+    budgets: Sequence[int] | Split
     policy: str | Callable[[int], Any] = "h2o+"
-    knobs: Mapping[str, Any] = field(default_factory=dict)
+    knobs: Mapping[str, Any] = field(default_factory=dict, hash=False)
     layers: Sequence[int] | None = None
+    title: str = ""
 
     def __post_init__(self) -> None:
-        budgets = tuple(whole("the budget", budget, 1) for budget in self.budgets)
-        layers = tuple(range(len(budgets))) if self.layers is None else tuple(self.layers)
-        if not budgets or len(layers) != len(budgets) or len(set(layers)) != len(layers):
-            raise OptionError(
-                f"{len(budgets)} budgets for {len(set(layers))} layers: give each evicted layer one", "policy"
-            )
-        object.__setattr__(self, "budgets", budgets)
+        if not isinstance(self.budgets, Split):
+            budgets = tuple(whole("the budget", budget, 1) for budget in self.budgets)
+            layers = tuple(range(len(budgets))) if self.layers is None else tuple(self.layers)
+            if not budgets or len(layers) != len(budgets) or len(set(layers)) != len(layers):
+                raise OptionError(
+                    f"{len(budgets)} budgets for {len(set(layers))} layers: give each layer with a cache one",
+                    "policy",
+                )
+            object.__setattr__(self, "budgets", budgets)
+        elif self.layers is not None:
+            raise OptionError("a Split is told the layers by for_layers: leave layers out", "policy")
         for name in ("decay", "n_trace"):
             found = sorted({getattr(part, name) for part in self.parts.values()})
             if len(found) > 1:
@@ -56,22 +64,25 @@ class LayerBudgets:
     @cached_property
     def parts(self) -> dict[int, Policy]:
         """The policy of each budget, largest first."""
-        return {budget: self._make(budget) for budget in sorted(set(self.budgets), reverse=True)}
+        budgets = [self.budgets.mean] if isinstance(self.budgets, Split) else self.budgets
+        return {budget: self._make(budget) for budget in sorted(set(budgets), reverse=True)}
 
     @cached_property
     def budget_of(self) -> dict[int, int]:
-        """The budget of each model layer that has one."""
+        """The budget of each model layer that has one; empty until a Split was told the layers."""
+        if isinstance(self.budgets, Split):
+            return {}
         layers = range(len(self.budgets)) if self.layers is None else self.layers
         return dict(zip(layers, self.budgets, strict=True))
 
     @property
     def name(self) -> str:
-        """The name of the policy within a layer, and that layers differ."""
-        return f"{self._first.name} by layer"
+        """The title, or the name of the policy within a layer, and that layers differ."""
+        return self.title or f"{self._first.name} by layer"
 
     @property
     def budget(self) -> int:
-        """The largest of the budgets."""
+        """The largest of the budgets; the mean of a Split."""
         return self._first.budget
 
     @property
@@ -110,10 +121,13 @@ class LayerBudgets:
         return str(getattr(self._first, "granularity", "head"))
 
     def for_layers(self, layers: Sequence[int]) -> LayerBudgets:
-        """Return the same budgets for these model layers, unless they were named already.
+        """Return the same budgets for these model layers, unless they were named already; those of a Split.
 
-        Raises: OptionError, there are more or fewer budgets than layers, or others were named.
+        Raises: OptionError, there are more or fewer budgets than layers, or others were named; BudgetError, a
+            layer's share of a Split is too small for what the policy protects.
         """
+        if isinstance(self.budgets, Split):
+            return replace(self, budgets=self.budgets.over(layers, self._floor), layers=tuple(layers))
         named = tuple(layers) if self.layers is None else tuple(self.layers)
         if len(self.budgets) != len(layers) or set(named) != set(layers):
             raise OptionError(
@@ -136,11 +150,27 @@ class LayerBudgets:
         traces: NDArray[np.float32] = part.observe(view)
         return traces
 
+    def at_most(self, n: int) -> LayerBudgets:
+        """Return the same with no budget above n."""
+        if isinstance(self.budgets, Split):
+            return self
+        return replace(self, budgets=tuple(min(budget, n) for budget in self.budgets))
+
+    @property
+    def _floor(self) -> int:
+        """Entries that the policy protects in a layer whatever its budget: no window that grows with it."""
+        n_recent = self._first.n_recent
+        if self.knobs.get("n_recent", AUTO) == AUTO:
+            n_recent = min(n_recent, self._first.n_observed)
+        return self._first.n_sink + n_recent
+
     @property
     def _first(self) -> Policy:
         return next(iter(self.parts.values()))
 
     def _part(self, view: CacheView) -> Policy:
+        if isinstance(self.budgets, Split):
+            return self._first
         budgets = {self.budget_of.get(il) for il in view.layer_ids}
         budget = next(iter(budgets))
         if len(budgets) > 1 or budget is None:
@@ -153,7 +183,20 @@ class LayerBudgets:
 
     def _make(self, budget: int) -> Policy:
         if isinstance(self.policy, str):
-            return registry.make(self.policy, budget, **self.knobs)
+            from h2o_gguf.policies import registry  # which knows policies that are made of this class
+
+            try:
+                return registry.make(self.policy, budget, **self.knobs)
+            except BudgetError as error:
+                if isinstance(self.budgets, Split) or len(set(self.budgets)) == 1:
+                    raise
+                mean = sum(self.budgets) / len(self.budgets)
+                raise BudgetError(
+                    f"of a mean of {mean:g} entries, some layers get {budget}: {error}",
+                    budget=budget,
+                    n_sink=error.n_sink,
+                    n_recent=error.n_recent,
+                ) from error
         if self.knobs:
             raise OptionError("knobs need a policy by name: a function sets them itself", "knobs", "policy")
         part = as_policy(self.policy(budget))
@@ -162,45 +205,3 @@ class LayerBudgets:
                 f"the function made a policy with a budget of {part.budget} for {budget}", "policy"
             )
         return part
-
-
-def pyramid(
-    n_layer: int, mean_budget: int, n_recent: int = 0, beta: float = 20, n_classes: int = 5
-) -> tuple[int, ...]:
-    """Return budgets that fall linearly from the first layer to the last: n_layer of them.
-
-    mean_budget : entries per KV head, over all layers; the budgets' mean is that or less, by less than one.
-    n_recent : entries every layer gets before the rest is split, 0 .. mean_budget.
-    beta : how steep, >= 1; of the rest, the last layer gets a beta-th of the mean.
-    n_classes : different budgets, >= 1, each given to about as many layers: each needs a cache of its own.
-
-    Raises: BudgetError, OptionError.
-    Source: arXiv 2406.02069: m = B - w, low = m / beta, high = 2 m - low; steps are ours.
-    """
-    n_layer, n_classes = whole("n_layer", n_layer, 1), whole("n_classes", n_classes, 1)
-    mean_budget, n_recent = whole("mean_budget", mean_budget, 1), whole("n_recent", n_recent, 0)
-    if n_recent > mean_budget or not beta >= 1:
-        raise OptionError(
-            f"n_recent {n_recent} must be at most the mean budget {mean_budget}, and beta {beta} at least 1",
-            "n_recent",
-            "beta",
-        )
-    rest = mean_budget - n_recent
-    low = rest / beta
-    line = np.linspace(2 * rest - low, low, n_layer) if n_layer > 1 else np.array([float(rest)])
-    classes = np.array_split(np.arange(n_layer), min(n_classes, n_layer))
-    budgets = np.empty(n_layer, np.int64)
-    for layers in classes:
-        budgets[layers] = max(1, n_recent + int(np.floor(line[layers].mean() + 1e-9)))
-    return tuple(int(budget) for budget in _fill(budgets, classes, mean_budget * n_layer))
-
-
-def _fill(
-    budgets: NDArray[np.int64], classes: Sequence[NDArray[np.int64]], n_entries: int
-) -> NDArray[np.int64]:
-    """Hand out what rounding left of n_entries, one to each layer of a class at a time."""
-    for layers in classes:
-        if budgets.sum() + layers.size > n_entries:
-            break  # and not the ones above, which would then have less than these
-        budgets[layers] += 1
-    return budgets

@@ -2,22 +2,42 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from h2o_gguf.policies.layers import LayerBudgets
+from h2o_gguf.policies.observed import Pooling
+from h2o_gguf.policies.selection import Granularity
+from h2o_gguf.policies.shares import AUTO
+from h2o_gguf.policies.splits import N_CLASSES, Pyramid
 
-from h2o_gguf.policies.snapkv import SnapKV
+__all__ = ["KEEPS", "NAME", "pyramidkv"]
 
-__all__ = ["PyramidKV"]
+NAME = "pyramidkv"
+KEEPS = "the newest and those they attend to, more in lower layers"
 
 
-@dataclass(frozen=True)
-class PyramidKV(SnapKV):
-    """Keep as SnapKV does, which see.
+def pyramidkv(
+    budget: int,
+    n_sink: int = 0,
+    n_recent: int = AUTO,
+    granularity: Granularity = "head",
+    n_observed: int = 32,
+    kernel: int = 7,
+    pooling: Pooling = "max",
+    beta: float = 20,
+    n_classes: int = N_CLASSES,
+) -> LayerBudgets:
+    """Return PyramidKV: SnapKV, with budgets that fall from the first layer to the last.
 
-    A policy has one budget; that of each layer, falling from the first to the last, is for who makes one such
-    policy per layer.
+    budget : entries per KV head, the mean over the layers, >= 1. beta, n_classes : see Pyramid. Others : see
+    SnapKV; what it protects in every layer, the paper's window w, is taken out before the rest is split.
 
     Source: arXiv 2406.02069.
     """
-
-    name: ClassVar[str] = "pyramidkv"
+    knobs = {
+        "n_sink": n_sink,
+        "n_recent": n_recent,
+        "granularity": granularity,
+        "n_observed": n_observed,
+        "kernel": kernel,
+        "pooling": pooling,
+    }
+    return LayerBudgets(Pyramid(budget, beta, n_classes), "snapkv", knobs, title=NAME)

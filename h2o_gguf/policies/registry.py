@@ -19,7 +19,9 @@ from h2o_gguf.policies.keydiff import KeyDiff
 from h2o_gguf.policies.knorm import KNorm
 from h2o_gguf.policies.lazy import Lazy
 from h2o_gguf.policies.none import NoEviction
-from h2o_gguf.policies.pyramidkv import PyramidKV
+from h2o_gguf.policies.pyramidkv import KEEPS as PYRAMIDKV_KEEPS
+from h2o_gguf.policies.pyramidkv import NAME as PYRAMIDKV
+from h2o_gguf.policies.pyramidkv import pyramidkv
 from h2o_gguf.policies.random import Random
 from h2o_gguf.policies.rkv import RKV
 from h2o_gguf.policies.scissorhands import Scissorhands
@@ -28,7 +30,7 @@ from h2o_gguf.policies.staged import Staged, snapkv_then_h2o_plus
 from h2o_gguf.policies.streaming import Streaming
 from h2o_gguf.policies.tova import TOVA
 
-__all__ = ["GROUP", "get", "keeps", "make", "names"]
+__all__ = ["GROUP", "get", "keeps", "known_as", "make", "names"]
 
 GROUP = "h2o_gguf.policies"  # the entry point group other packages name their policies in
 
@@ -39,7 +41,6 @@ CLASSES = (
     Random,
     TOVA,
     SnapKV,
-    PyramidKV,
     KeyDiff,
     KNorm,
     ExpectedAttention,
@@ -49,12 +50,13 @@ CLASSES = (
     RKV,
     Lazy,
     Staged,
-    NoEviction,
 )
 OURS: dict[str, Callable[..., Policy]] = {policy.name: policy for policy in CLASSES} | {
-    Staged.name: snapkv_then_h2o_plus
+    PYRAMIDKV: pyramidkv,
+    Staged.name: snapkv_then_h2o_plus,
+    NoEviction.name: NoEviction,
 }
-KEEPS = {policy.name: policy.keeps for policy in CLASSES}
+KEEPS = {policy.name: policy.keeps for policy in (*CLASSES, NoEviction)} | {PYRAMIDKV: PYRAMIDKV_KEEPS}
 ALIASES = {"h2o-plus": "h2o+", "h2oplus": "h2o+", "rkv": "r-kv"}
 
 
@@ -68,13 +70,18 @@ def keeps(name: str) -> str:
     return KEEPS.get(name, "which it chooses")
 
 
+def known_as(name: str) -> str:
+    """Return the name as names has it: upper case and "_" for "-" are allowed, "h2o-plus" is "h2o+"."""
+    key = str(name).strip().lower().replace("_", "-")
+    return ALIASES.get(key, key)
+
+
 def get(name: str) -> Callable[..., Policy]:
-    """Return the class behind a name; upper case and "_" for "-" are allowed, "h2o-plus" is "h2o+".
+    """Return the class behind a name that known_as understands.
 
     Raises: OptionError, the name is unknown. PolicyError, another package's policy cannot be imported.
     """
-    key = str(name).strip().lower().replace("_", "-")
-    key = ALIASES.get(key, key)
+    key = known_as(name)
     if key in OURS:
         return OURS[key]
     theirs = _theirs()
@@ -111,4 +118,4 @@ def make(name: str, budget: int, **knobs: Any) -> Policy:
 
 
 def _theirs() -> dict[str, EntryPoint]:
-    return {point.name.lower().replace("_", "-"): point for point in entry_points(group=GROUP)}
+    return {known_as(point.name): point for point in entry_points(group=GROUP)}

@@ -115,7 +115,7 @@ def test_our_own_runtime_is_no_stock_one(cli: RunCli, tiny: str) -> None:
 def test_without_matplotlib_the_command_that_helps_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench_files, "find_spec", lambda name: None)
     with pytest.raises(OptionError, match=r"pip install 'h2o-gguf\[plots\]'"):
-        bench_files.require_plots()
+        bench_files.require_out(Path("here"))
 
 
 def test_memory_of_a_worker_is_its_own_and_its_errors_are_native(home: Path, tiny: str) -> None:

@@ -99,9 +99,12 @@ def test_one_shot_and_compare_have_their_tables(cli: RunCli, model: Path) -> Non
         (("--text", "missing.txt"), ("'missing.txt'", "no such file")),
         (("--text", "/dev/null"), ("'/dev/null'", "no text")),
         (("--tolerance", "0"), ("tolerance",)),
+        (("--batch-size", "100000"), ("100000", "8192")),
+        (("--out", "/proc/none/page"), ("'/proc/none/page'", "--out")),
+        (("--cache", "/dev/null"), ("'/dev/null'", "--cache off")),
     ],
 )
 def test_what_cannot_be_measured_is_a_usage_error(
     cli: RunCli, model: Path, arguments: tuple[str, ...], words: tuple[str, ...]
 ) -> None:
-    assert_refused(cli("eval", model, *QUICK[:2], *arguments, "--cache", "off"), 2, *words)
+    assert_refused(cli("eval", model, *QUICK[:2], "--cache", "off", *arguments), 2, *words)

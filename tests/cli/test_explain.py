@@ -71,6 +71,8 @@ def test_a_folder_that_is_missing_is_said_before_the_text_is_read(
 ) -> None:
     done = cli("explain", model, "-f", text, *SMALL, "--out", "nowhere/why.html")
     assert_refused(done, 2, "cannot write 'nowhere/why.html'", "no folder 'nowhere'")
+    done = cli("explain", model, "-f", text, *SMALL, "--out", "/proc/why.html")
+    assert_refused(done, 2, "cannot write '/proc/why.html'", "name another file")
 
 
 def test_why_explains_the_last_answer(cli: RunCli, model: Path, home: Path) -> None:

@@ -12,7 +12,7 @@ import typer
 from typer.testing import CliRunner
 
 from h2o_gguf import __version__
-from h2o_gguf.cli import bench, chat, compare, eval, run, summarize
+from h2o_gguf.cli import bench, calibrating, chat, compare, eval, run, summarize
 from h2o_gguf.cli.app import app
 from h2o_gguf.cli.flags import expand_flags
 from h2o_gguf.cli.options import CacheFlags
@@ -27,6 +27,7 @@ COMMANDS = (
     "bench",
     "eval",
     "compare",
+    "calibrate",
     "models list",
     "models fetch",
     "models remove",
@@ -93,6 +94,7 @@ def test_help_names_every_option_of_the_command(command: str) -> None:
     functions = {
         "chat": chat.chat, "run": run.run, "summarize": summarize.summarize, "bench": bench.bench,
         "eval": eval.evaluate, "compare": compare.compare,
+        "calibrate": calibrating.calibrate,
     }  # fmt: skip
     function = functions.get(command)
     for option in parameters(function).values() if function else ():

@@ -12,10 +12,12 @@ from llama_harness import english, model_path, open_llama
 from numpy.typing import NDArray
 
 from h2o_gguf import policies
-from h2o_gguf.evaluation import compare, read_full
+from h2o_gguf.evaluation import compare, read_full, side_by_side
 from h2o_gguf.evaluation.cells import Cell, plan
+from h2o_gguf.evaluation.evaluation import evaluate
 from h2o_gguf.evaluation.evaluator import Evaluator
 from h2o_gguf.evaluation.opening import ModelFile
+from h2o_gguf.evaluation.settings import QUICK_RUN, Settings
 from h2o_gguf.evaluation.side_by_side import Reader, measure_fidelity
 from h2o_gguf.evaluation.variants import FULL, Variant
 from h2o_gguf.policies import Cells, registry
@@ -66,6 +68,15 @@ def test_the_budget_holds_before_the_question_is_answered(
         call[: len(prompt.question)] == list(prompt.question)[: len(call)] for call in calls if len(call) > 1
     ]
     assert any(begins) == (question == "hidden")
+
+
+def test_kept_bytes_of_budgets_by_layer_are_those_of_each_layer(evaluator: Evaluator) -> None:
+    """Four sinks in every layer, the rest of 75 in a line; 3 KV heads of 64 numbers, K and V, f16."""
+    variants = [Variant("h2o+", layers="pyramid:2")]
+    cells = plan(variants, [0.25], ["single-noise"], [LENGTH], n_samples=1, n_batch=32)
+    ((_, outcome),) = evaluator.answer([cell for cell in cells if cell.variant.layers])
+    assert outcome.kept_bytes == sum(policies.pyramid(30, 75, 4, beta=2)) * 3 * 64 * 2 * 2
+    assert outcome.n_kept == 75
 
 
 def test_one_reading_answers_as_a_reading_of_its_own(evaluator: Evaluator) -> None:
@@ -157,3 +168,20 @@ def test_an_eviction_after_one_reading_knows_what_was_observed_while_reading(
     )
     ((_, outcome),) = evaluator.answer(cells[1:])
     assert Remembering.most == [-(-outcome.n_context // 32)]  # once a batch
+
+
+@pytest.mark.parametrize(("n_open", "n_readings"), [(16, 3), (2, 4)])
+def test_one_count_runs_over_the_text_and_the_answers(
+    n_open: int, n_readings: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Full cache, streaming and random; where only two fit into memory, the first reads with each other."""
+    monkeypatch.setattr(side_by_side, "_n_open", lambda model: n_open)
+    settings = Settings.of(
+        QUICK_RUN, policies=["streaming"], kept="0.5", tasks=["fidelity", "single-noise"], lengths=[LENGTH],
+        n_samples=1, cache="off", seed=0, text=None, n_batch=64, n_threads=1, n_gpu_layers=0,
+    )  # fmt: skip
+    seen: list[tuple[int, int]] = []
+    evaluate(model_path(), settings, lambda n, n_total: seen.append((n, n_total)))
+    n_total = (n_readings + 3) * LENGTH
+    assert {total for _, total in seen} == {n_total}
+    assert seen == sorted(seen) and seen[-1] == (n_total, n_total)

@@ -5,11 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from llama_harness import english, open_llama, open_tiny
+from llama_harness import english, model_path, open_llama, open_tiny
 
+from h2o_gguf.calibration import calibrate
+from h2o_gguf.chat import ChatSession
+from h2o_gguf.cli.weighing import weigh
 from h2o_gguf.errors import BudgetError, OptionError
 from h2o_gguf.explain.recording import Recording
+from h2o_gguf.layer_budgets import read_layer_budgets
+from h2o_gguf.models import read_shape
 from h2o_gguf.policies import LayerBudgets, pyramid
 
 N_BATCH = 64
@@ -90,3 +96,81 @@ def test_what_needs_one_cache_for_all_layers_is_refused() -> None:
             Recording(llama.engine)
         with pytest.raises(OptionError, match="ask each of the groups"):
             llama.engine.view()
+
+
+def test_a_named_budget_is_split_over_the_layers() -> None:
+    budgets = pyramid(30, 200, 4, beta=2)  # four sinks in every layer
+    with open_llama(kv_budget=200, layer_budgets="pyramid:2", n_batch=N_BATCH) as llama:
+        kv = llama(english(4500), max_tokens=4, temperature=0)["kv"]
+        assert used(llama) == list(budgets) == list(kv["layer_budgets"])
+        assert kv["used_bytes"] == sum(budgets) * PER_CELL
+        assert inspected(llama, 200, "pyramid:2") == kv["bytes"]
+        assert (kv["policy"], kv["budget"]) == ("h2o+ by layer", 200)
+
+
+def inspected(llama: Any, budget: int, said: str) -> int | None:
+    budgets = read_layer_budgets(said, llama.model_path)
+    shape = read_shape(llama.model_path)
+    return weigh(shape, budget, 0, N_BATCH, "f16", "f16", budgets).budget_bytes
+
+
+def test_pyramidkv_is_pyramidkv_by_its_name_alone() -> None:
+    """SnapKV's window of 32 in every layer, and the paper's slope of 20."""
+    with open_llama(policy="pyramidkv", kv_budget=128, n_batch=N_BATCH) as llama:
+        kv = llama(english(3000), max_tokens=2, temperature=0)["kv"]
+        assert used(llama) == list(pyramid(30, 128, 32, beta=20))
+        assert kv["policy"] == "pyramidkv"
+
+
+def test_without_layers_a_report_has_no_budgets_by_layer() -> None:
+    with open_llama(kv_budget=128, n_batch=N_BATCH) as llama:
+        kv = llama(english(3000), max_tokens=2, temperature=0)["kv"]
+        assert (kv["layer_budgets"], kv["used_bytes"]) == ((), 30 * 128 * PER_CELL)
+
+
+def test_a_calibration_measures_less_loss_at_larger_budgets_and_none_without_eviction(
+    tmp_path: Path,
+) -> None:
+    with open_llama(n_batch=N_BATCH) as llama:
+        path = llama.model_path
+    seen: list[tuple[int, int]] = []
+    found = calibrate(
+        path, english(6000), n_tokens=576, n_threads=1, progress=lambda n, total: seen.append((n, total))
+    )
+    assert found.layers == tuple(range(30))
+    assert (found.budgets[0], found.budgets[-1]) == (16, 320)
+    losses = np.array(found.losses)
+    assert np.all(losses[:, -1] < 1e-9), "of 320 entries all were kept"
+    assert losses[:, 0].sum() > losses[:, len(found.budgets) // 2].sum() > losses[:, -2].sum() > 0
+    assert losses.max() < 2
+    assert seen[-1] == (576, 576) and sorted(seen) == seen
+    found.save(tmp_path / "c.json")
+    with open_llama(kv_budget=96, layer_budgets=str(tmp_path / "c.json"), n_batch=N_BATCH) as llama:
+        llama(english(3000), max_tokens=2, temperature=0)
+        assert used(llama) == list(found.split(96).over(range(30), 4))
+        assert min(used(llama)) >= 16, "of less nothing was measured"
+    with pytest.raises(OptionError, match="was calibrated on"):
+        open_tiny("llama", tmp_path, kv_budget=96, layer_budgets=str(tmp_path / "c.json"))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"n_tokens": 512}, "513 to "),
+        ({"n_tokens": 100_000}, "which this model's full cache can hold"),
+        ({"policy": "none"}, "policy none evicts nothing"),
+        ({"n_tokens": 600}, "the text has .* tokens, and 600 shall be read"),
+    ],
+)
+def test_a_calibration_that_cannot_be_done_is_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(OptionError, match=words):
+        calibrate(model_path(), "too short", **options)
+
+
+def test_a_chat_with_budgets_by_layer_answers_and_says_why_it_cannot_explain() -> None:
+    with open_llama(policy="pyramidkv", kv_budget=128, n_batch=N_BATCH) as llama:
+        session = ChatSession(llama, max_tokens=4)
+        assert "".join(session.ask("Hello."))
+        assert len(session.report().layer_budgets) == 30
+        with pytest.raises(OptionError, match="budgets by layer cannot be explained"):
+            session.explain()

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from llama_harness import open_llama, open_tiny
 
-from h2o_gguf.cli.inspecting import Weight, weigh
+from h2o_gguf.cli.weighing import Weight, weigh
 from h2o_gguf.errors import (
     BudgetError,
     ContextOverflowError,

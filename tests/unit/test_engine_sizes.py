@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,11 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_models.headers import header
 
+from h2o_gguf.cache_options import CacheOptions
 from h2o_gguf.errors import BudgetError, OptionError
 from h2o_gguf.eviction import check_pins
 from h2o_gguf.models.shape import shape_of
-from h2o_gguf.policies import H2O, LayerBudgets, make
-from h2o_gguf.sizes import CacheOptions, Sizes, plan_model_sizes, plan_sizes
+from h2o_gguf.policies import H2O, LayerBudgets, Pyramid, make
+from h2o_gguf.sizes import Sizes, plan_model_sizes, plan_sizes
 
 TRAIN = 8192
 
@@ -248,6 +250,64 @@ def test_budgets_by_layer_size_the_cache_of_each_layer() -> None:
     assert (sizes.n_ubatch, sizes.n_cells) == (32, 768)
     alike = plan_model_sizes(CacheOptions(policy=make("h2o+", 700), n_batch=32), shape)
     assert (alike.layer_cells, alike.n_cells) == ((), 768)
+
+
+LINES = partial(Pyramid, n_classes=6)  # of 6 layers
+
+
+def of_gemma2(**options: Any) -> Sizes:
+    """Six of the twelve layers have a window."""
+    shape = shape_of(header("gemma2", attention__sliding_window=64))
+    return plan_model_sizes(CacheOptions(n_batch=32, **options), shape)
+
+
+def test_a_split_of_the_budget_sizes_each_layers_cache() -> None:
+    """B = 104, 4 of them sinks: m = 100, from 195 to 5 in steps of 38."""
+    sizes = of_gemma2(kv_budget=104, layer_budgets=LINES)
+    assert isinstance(sizes.policy, LayerBudgets) and sizes.policy.name == "h2o+ by layer"
+    budgets = [199, 161, 123, 85, 47, 9]
+    assert list(sizes.policy.budget_of.values()) == budgets
+    assert sizes.layer_cells == tuple(n for budget in budgets for n in (0, budget + 64))
+    listed = of_gemma2(layer_budgets=tuple(budgets))
+    assert listed.layer_cells == sizes.layer_cells
+
+
+def test_pyramidkv_by_name_has_budgets_by_layer() -> None:
+    sizes = of_gemma2(policy="pyramidkv", kv_budget=132)
+    assert isinstance(sizes.policy, LayerBudgets) and sizes.policy.name == "pyramidkv"
+    budgets = list(sizes.policy.budget_of.values())
+    assert budgets[0] > budgets[-1] >= 32 and sum(budgets) <= 6 * 132
+    flat = of_gemma2(policy="pyramidkv")
+    assert isinstance(flat.policy, LayerBudgets)
+    assert max(flat.policy.budgets) == 4096 - 64, "without a budget no layer has more than positions"
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"layer_budgets": LINES}, OptionError, "splits a mean budget, and there is none"),
+        ({"layer_budgets": (9,) * 6, "kv_budget": 9}, OptionError, "one for all: give one"),
+        ({"layer_budgets": (9, 9)}, OptionError, "2 budgets for 6 layers"),
+        ({"layer_budgets": LINES, "kv_budget": 9, "policy": H2O(9)}, OptionError, "policy object both"),
+        ({"layer_budgets": LINES, "policy": None}, OptionError, "layer_budgets needs a policy"),
+        ({"layer_budgets": LINES, "kv_budget": 99, "policy": "pyramidkv"}, OptionError, "by itself"),
+        ({"layer_budgets": LINES, "kv_budget": 60, "n_recent": 60}, BudgetError, "64 entries"),
+        ({"layer_budgets": (300, 10) * 3, "n_recent": 20}, BudgetError, "mean of 155 .* some layers get 10"),
+    ],
+)
+def test_splits_that_contradict_the_rest_are_refused(
+    options: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        of_gemma2(**options)
+
+
+def test_a_mean_whose_largest_layer_has_no_positions_names_one_that_has() -> None:
+    with pytest.raises(BudgetError, match="4096 positions") as caught:
+        of_gemma2(kv_budget=4000, layer_budgets=LINES)
+    found = re.search(r"kv_budget to (\d+)", str(caught.value))
+    assert found is not None
+    assert of_gemma2(kv_budget=int(found[1]), layer_budgets=LINES).policy is not None
 
 
 def test_pins_must_fit_every_layers_budget() -> None:

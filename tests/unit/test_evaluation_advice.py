@@ -55,9 +55,29 @@ def test_the_smallest_budget_without_a_loss_is_chosen_and_its_doubts_are_named()
     assert (advice.choice.kept, advice.choice.budget) == (0.25, 250)  # random is never chosen
     assert not advice.is_proven and "not proven" in advice.headline
     text = " ".join(advice.reasons)
-    assert "10 samples" in text and "hide one of 26%" in text and "takes 299" in text
+    assert "10 samples without" in text and "hide one of 26%" in text and "takes 299" in text
     assert "streaming lost: 50.0 (50.0 to 50.0) points" in text
     assert "do not show what the policy is worth" not in text
+
+
+def test_one_sample_is_not_samples() -> None:
+    advice = recommend([*results(FULL, 1.0, [1.0]), *results("h2o+", 0.25, [1.0])], [], 0.01)
+    text = " ".join(advice.reasons)
+    assert "over 1 sample." in text and "1 sample without" in text
+
+
+def test_the_advice_says_what_to_type() -> None:
+    full = results(FULL, 1.0, [1.0])
+    types = "--cache-type-k q8_0 --cache-type-v q8_0"
+    for variant, words in (
+        (Variant("h2o"), "--policy h2o --kv-budget 250."),
+        (Variant("h2o", type_k="q8_0", type_v="q8_0"), f"--policy h2o --kv-budget 250 {types}."),
+        (Variant(FULL, type_k="q8_0", type_v="q8_0"), f"--policy none {types}."),
+    ):
+        advice = recommend([*full, *results(variant, 0.25, [1.0])], [], 0.01)
+        assert words in advice.reasons[1]
+    once = [replace(r, cell=replace(r.cell, mode="one-shot")) for r in (*full, *results("h2o", 0.25, [1.0]))]
+    assert not any("--policy" in reason for reason in recommend(once, [], 0.01).reasons)
 
 
 def test_many_samples_and_narrow_intervals_prove_it() -> None:
@@ -144,6 +164,8 @@ def test_the_page_needs_nothing_else_and_ends_in_the_advice(report: Report, tmp_
     page = written[0].read_text()
     assert "<svg" in page and "&lt;m&gt;.gguf" in page and "<m>.gguf" not in page
     assert not re.search(r'(src|href)="(?!#)|url\((?!#)|@import|<script', page)
+    assert {url.split("/")[2] for url in re.findall(r"https?://[^\s\"<]+", page)} == {"www.w3.org"}
+    assert "default-src 'none'" in page
     end = unescape(page[page.index("<h2>Recommendation") :])
     assert report.recommendation.headline in end
     assert all(reason in end for reason in report.recommendation.reasons)

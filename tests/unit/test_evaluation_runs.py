@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import pickle
+import sqlite3
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -13,15 +17,16 @@ import pytest
 
 from h2o_gguf import policies
 from h2o_gguf.errors import BudgetError, OptionError
+from h2o_gguf.evaluation import bootstrap_ratio
 from h2o_gguf.evaluation.cells import Cell, Outcome, budget_of, plan
 from h2o_gguf.evaluation.one_shot import sharing
-from h2o_gguf.evaluation.runner import Result, batches, run
+from h2o_gguf.evaluation.runner import Result, batches, n_tokens_left, run
 from h2o_gguf.evaluation.settings import QUICK_RUN, Settings
 from h2o_gguf.evaluation.sources import policy_key
 from h2o_gguf.evaluation.statistics import bootstrap, hidden_loss, samples_needed
 from h2o_gguf.evaluation.store import Store
 from h2o_gguf.evaluation.summary import ALL, floors, summarize
-from h2o_gguf.evaluation.variants import FULL, Variant, with_controls
+from h2o_gguf.evaluation.variants import FULL, Variant, compared, with_controls
 
 FACTS = {"model": "m"}
 
@@ -108,12 +113,52 @@ def test_another_model_or_no_folder_knows_nothing(tmp_path: Path, folder: str | 
         assert len(answers.asked) == len(cells_of())
 
 
+@dataclass(frozen=True)
+class Bomb:
+    """What a pickle of it does when it is read."""
+
+    path: Path
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize("damage", ["no zip", "other fields", "no number", "a pickle"])
+def test_a_damaged_result_is_measured_again(tmp_path: Path, damage: str) -> None:
+    mode, value = {
+        "no zip": (1, b"?"),
+        "other fields": (1, zlib.compress(b'{"a": 1}')),
+        "no number": (1, zlib.compress(json.dumps(outcome().as_dict() | {"score": "x"}).encode())),
+        "a pickle": (4, pickle.dumps(Bomb(tmp_path / "ran"))),
+    }[damage]
+    with closing(Store(tmp_path, FACTS)) as store:
+        list(run(cells_of(), Answers(), store))
+    with closing(sqlite3.connect(tmp_path / "cache.db")) as database:
+        database.execute("UPDATE Cache SET mode = ?, value = ?", (mode, value))
+        database.commit()
+    answers = Answers()
+    for asked in (len(cells_of()), len(cells_of())):  # and kept anew
+        with closing(Store(tmp_path, FACTS)) as store:
+            list(run(cells_of(), answers, store))
+        assert len(answers.asked) == asked
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_folder_that_cannot_keep_results_is_refused_in_words(tmp_path: Path) -> None:
+    (tmp_path / "cache.db").write_text("no database, but long enough to be taken for the header of one")
+    (tmp_path / "file").touch()
+    for folder in (tmp_path, tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(OptionError, match=f"cannot be kept in {str(folder)!r}.*--cache off"):
+            Store(folder, FACTS)
+
+
 def test_progress_counts_what_is_left_to_do(tmp_path: Path) -> None:
     with closing(Store(tmp_path, FACTS)) as store:
         list(run(cells_of(1), Answers(), store))
         seen: list[tuple[int, int]] = []
+        assert n_tokens_left(cells_of(2), store) == 5000
         list(run(cells_of(2), Answers(), store, lambda n, total: seen.append((n, total))))
-    assert seen == [(1000 * n, 5000) for n in range(1, 6)]
+    assert seen == [(1000 * n, 5000) for n in range(6)]
 
 
 def test_bounded_batches_share_a_cache_and_one_shot_ones_a_length() -> None:
@@ -163,11 +208,25 @@ def test_random_gets_the_sinks_and_window_of_each_policy() -> None:
             made, twin = like.make(budget), control.make(budget)
             assert (twin.n_sink, twin.n_recent, twin.budget) == (made.n_sink, made.n_recent, budget)
             assert twin.name == "random"
+    split = with_controls(["h2o", "pyramidkv", "streaming"], [100], ["pyramid:2"])
+    assert [v.name for v in split if v.layers] == ["h2o by pyramid:2"], "pyramidkv has its own"
     assert [v.name for v in with_controls(["streaming"], [100])] == ["streaming", "random like h2o+"]
     with pytest.raises(OptionError, match="no policy is called 'x'"):
         with_controls(["x"], [100])
-    with pytest.raises(BudgetError):
+    with pytest.raises(BudgetError, match=r"3 entries .* h2o\+, which protects 4: .*--kept"):
         with_controls(["h2o+"], [3])
+    with pytest.raises(BudgetError, match=r"3 entries .* streaming, which protects 4"):
+        with_controls(["knorm"], [3])
+
+
+def test_a_cache_type_is_compared_once() -> None:
+    found = compared(["h2o"], ["Q8_0", "q8_0 ", "f16"], [100])
+    assert sorted(v.name for v in found) == [
+        "h2o", "h2o, q8_0", "none, q8_0", "random like h2o", "streaming"
+    ]  # fmt: skip
+    for word in ("q9", ""):
+        with pytest.raises(OptionError, match=f"'{word}': there are f32, f16"):
+            compared(["h2o"], [word], [100])
 
 
 def test_a_changed_knob_or_policy_is_another_key() -> None:
@@ -197,6 +256,14 @@ def test_the_interval_covers_the_true_mean_as_often_as_it_says() -> None:
         for found in (bootstrap([rng.random(40), rng.random(40)], seed=i) for i in range(300))
     )
     assert 0.91 <= hits / 300 <= 0.98
+
+
+@pytest.mark.parametrize("n", [8, 32, 480])
+def test_the_interval_of_a_short_text_has_a_width(n: int) -> None:
+    """Half of eight blocks cost one nat more: of a binomial (8, 1/2), 95 % lie between 1 and 7."""
+    nll = np.repeat([0.0, 1.0], n // 2)
+    assert bootstrap_ratio(nll, np.zeros(len(nll))) == pytest.approx((np.exp(1 / 8), np.exp(7 / 8)))
+    assert bootstrap_ratio(np.ones(3), np.zeros(3)) == pytest.approx((np.e, np.e))
 
 
 def test_groups_count_alike_whatever_their_size() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,9 @@ from numpy.typing import NDArray
 from tiny_models import build
 
 from h2o_gguf.cancel import CancelToken
+from h2o_gguf.documents import Document
 from h2o_gguf.errors import Cancelled, OptionError
-from h2o_gguf.explain import HELD, Recording, explain_reply, recording
+from h2o_gguf.explain import HELD, Recording, explain, explain_reply, recording
 from h2o_gguf.explain.attention import glances
 from h2o_gguf.explain.explanation import HEAVY_SHARE, heavy_hitters, token_texts
 from h2o_gguf.policies import H2O
@@ -111,6 +114,20 @@ def test_a_sequence_too_long_to_record_is_refused_until_a_new_one_begins(
         np.testing.assert_array_equal(recorded.departures(), seen.departures(120))
 
 
+@pytest.mark.parametrize(("n_most", "n_said"), [(60, r"\d{3}"), (150, r"1[5-9]\d")])
+def test_a_text_too_long_to_record_is_refused_while_it_is_read(
+    n_most: int, n_said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twice too long at once, else when it has come so far."""
+    monkeypatch.setattr(recording, "MAX_TOKENS", n_most)
+    seen: list[int] = []
+    with open_tiny("llama", tmp_path, kv_budget=200, n_batch=16, kv_block=8) as llm:
+        document = Document(BytesIO(b"to be or not to be " * 12), "play", 12 * 19)
+        with pytest.raises(OptionError, match=f"has {n_said} tokens.* {n_most} at most: take a part"):
+            explain(llm, document, question="?", instruction="", progress=lambda p: seen.append(p.n_read))
+    assert (len(seen) == 0) if n_most == 60 else seen[-1] <= n_most < seen[-1] + 16
+
+
 def test_the_replay_sees_the_attention_of_the_first_reading(tmp_path: Path) -> None:
     """The plain sums of h2o grow by what each query, decoded alone, gives the entries that stay."""
     with open_tiny("llama", tmp_path, policy="h2o", kv_budget=40, n_batch=16, kv_block=8) as llm:
@@ -180,6 +197,16 @@ def test_every_kind_of_cache_that_is_evicted_from_is_explained(architecture: str
         assert ((e.missed.sum(-1) > 0) & (e.missed.sum(-1) < 1)).all()
 
 
+@pytest.mark.parametrize("policy", ["h2o+", "streaming"])
+def test_a_text_shorter_than_a_sliding_window_is_explained(policy: str, tmp_path: Path) -> None:
+    build_with = {"n_swa": 300, "n_ctx_train": 512}  # the window and a batch are more than 256 cells
+    with open_tiny("gemma3", tmp_path, build=build_with, policy=policy, kv_budget=48, n_batch=16) as llm:
+        recorded = Recording(llm.engine)
+        llm.engine.prefill(random_tokens(30))
+        e = explain_reply(llm, recorded, 28, llm.engine.tokens[28:])
+        np.testing.assert_allclose(e.kept.sum(-1), 1, atol=1e-5)
+
+
 def test_nothing_is_missed_where_nothing_left(tmp_path: Path) -> None:
     with open_tiny("llama", tmp_path, kv_budget=128) as llm:
         recorded = Recording(llm.engine)
@@ -211,6 +238,15 @@ def test_past_the_trained_context_only_the_full_cache_is_unknown(tmp_path: Path)
         e = explain_reply(llm, recorded, 290, llm.engine.tokens[290:])
         assert e.missed is None and "299 tokens and the model was trained to see 256" in e.why_not_missed
         np.testing.assert_allclose(e.kept.sum(-1), 1, atol=1e-5)
+
+
+def test_a_model_whose_name_is_no_utf8_is_explained(tmp_path: Path) -> None:
+    with open_tiny("llama", tmp_path, kv_budget=128) as llm:
+        recorded = Recording(llm.engine)
+        llm.engine.prefill(random_tokens(20))
+        llm.model_path = os.fsdecode(b"\xff.gguf")
+        explain_reply(llm, recorded, 18, llm.engine.tokens[18:]).write(tmp_path / "page.html")
+    assert "<title>\ufffd: why" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
 def test_an_answer_that_was_shown_but_not_read_is_explained_too(tmp_path: Path) -> None:

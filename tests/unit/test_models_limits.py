@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from tiny_models.headers import BASE, header
 
 from h2o_gguf import models
+from h2o_gguf.cache_options import CacheOptions
 from h2o_gguf.errors import MODEL_FILE, H2OError, ModelFileError
 from h2o_gguf.models.header import LongArray
 from h2o_gguf.models.shape import shape_of
-from h2o_gguf.sizes import CacheOptions, plan_model_sizes
+from h2o_gguf.sizes import plan_model_sizes
 
 MORE_KEYS = (
     "attention.key_length", "attention.value_length", "attention.key_length_swa",

@@ -1,4 +1,4 @@
-"""Budgets by layer: who is asked for which layer, and how PyramidKV splits a budget."""
+"""Budgets by layer: who is asked for which layer."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from h2o_gguf.errors import BudgetError, OptionError
-from h2o_gguf.policies import LayerBudgets, Streaming, as_policy, ask, pyramid
+from h2o_gguf.policies import LayerBudgets, Streaming, as_policy, ask
 from h2o_gguf.view import CacheView
 
 
@@ -83,45 +81,3 @@ def test_budgets_are_of_the_layers_that_are_evicted_from() -> None:
     assert LayerBudgets([32, 16]).budget_of == {0: 32, 1: 16}
     assert LayerBudgets([32, 16]).for_layers((5, 11)).budget_of == {5: 32, 11: 16}
     assert LayerBudgets([32, 16], layers=(11, 5)).for_layers((5, 11)).budget_of == {11: 32, 5: 16}
-
-
-def test_a_pyramid_of_one_layer_a_class_is_the_papers_line() -> None:
-    """B = 100, w = 20: m = 80, low = 80/20 = 4, high = 2 * 80 - 4 = 156; 156, 80, 4 plus w."""
-    assert pyramid(3, 100, 20, n_classes=3) == (176, 100, 24)
-    assert pyramid(5, 100, 20, n_classes=5) == (176, 138, 100, 62, 24)
-
-
-def test_a_pyramid_of_classes_takes_the_mean_of_each() -> None:
-    """B = 40, beta = 2: 60 to 20 in steps of 40/7, the halves' means 40 +- 80/7 = 51.4 and 28.6.
-
-    Cut to 51 and 28, they leave 4 of the 320 entries, one for each layer of the first half.
-    """
-    assert pyramid(8, 40, beta=2, n_classes=2) == (52,) * 4 + (28,) * 4
-
-
-@given(
-    n_layer=st.integers(1, 64),
-    mean=st.integers(1, 4096),
-    data=st.data(),
-    beta=st.floats(1, 50),
-    n_classes=st.integers(1, 8),
-)
-def test_a_pyramid_falls_and_keeps_the_mean(
-    n_layer: int, mean: int, data: st.DataObject, beta: float, n_classes: int
-) -> None:
-    n_recent = data.draw(st.integers(0, mean))
-    budgets = pyramid(n_layer, mean, n_recent, beta, n_classes)
-    assert len(budgets) == n_layer
-    assert list(budgets) == sorted(budgets, reverse=True)
-    assert min(budgets) >= max(1, n_recent)
-    assert len(set(budgets)) <= n_classes
-    assert mean - 1 < np.mean(budgets) <= mean
-
-
-@pytest.mark.parametrize(
-    "numbers",
-    [(0, 8), (4, 0), (4, 8, 9), (4, 8, -1), (4, 8, 0, 0.5), (4, 8, 0, float("nan")), (4, 8, 0, 20, 0)],
-)
-def test_a_pyramid_of_nonsense_is_refused(numbers: tuple[Any, ...]) -> None:
-    with pytest.raises((BudgetError, OptionError)):
-        pyramid(*numbers)

@@ -9,6 +9,7 @@ import pytest
 
 from h2o_gguf import policies
 from h2o_gguf.errors import OptionError, PolicyError
+from h2o_gguf.evaluation.variants import with_controls
 from h2o_gguf.view import CacheView
 
 if sys.version_info >= (3, 11):
@@ -78,6 +79,15 @@ def test_policies_of_other_packages_are_found_by_name() -> None:
     assert {"acme-newest", "broken"} <= set(policies.names())
     policy = policies.make("acme_newest", budget=64, anything=1)
     assert (policy.name, policy.budget, policy.n_recent) == ("Newest", 64, 0)
+
+
+@pytest.mark.usefixtures("other_package")
+def test_a_policy_is_evaluated_under_the_name_it_was_asked_for_by() -> None:
+    variants = with_controls(["ACME_Newest", "acme-newest", "H2OPlus"], [64])
+    assert [v.name for v in variants] == [
+        "acme-newest", "h2o+", "streaming", "random like acme-newest", "random like h2o+"
+    ]  # fmt: skip
+    assert [v.make(64).name for v in variants] == ["Newest", "h2o+", "streaming", "random", "random"]
 
 
 @pytest.mark.usefixtures("other_package")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import os
+from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from h2o_gguf.text import Utf8Stream
+from h2o_gguf.benchmark.machine import environment
+from h2o_gguf.text import Utf8Stream, readable
 
 
 def cut(data: bytes, borders: list[int]) -> list[bytes]:
@@ -43,3 +46,13 @@ def test_a_character_cut_off_at_the_end_is_held_and_never_shown() -> None:
 
 def test_a_byte_that_can_never_become_text_turns_into_the_replacement_character() -> None:
     assert Utf8Stream().push(b"a\xffb") == "a\ufffdb"
+
+
+def test_a_file_name_that_is_no_utf8_can_be_written() -> None:
+    assert readable(os.fsdecode(b"caf\xc3\xa9 \xff.gguf")).encode().decode() == "café \ufffd.gguf"
+
+
+def test_a_model_with_such_a_name_is_described(tmp_path: Path) -> None:
+    model = tmp_path / os.fsdecode(b"\xff.gguf")
+    model.touch()
+    assert environment(model)["model"] == "\ufffd.gguf"
