@@ -129,7 +129,7 @@ class Engine:
         """Forget the sequence; pins stay."""
         self._require_open()
         self.context.clear()
-        self._log.shorten(0)
+        self._shorten(0)
         self._logits = self._mark = None
 
     def rollback(self, n_past: int) -> bool:
@@ -148,7 +148,7 @@ class Engine:
             return True
         if not self._remove_from(n_past):
             return False
-        self._log.shorten(n_past)
+        self._shorten(n_past)
         self._logits = None
         if self._mark is not None and self._mark[0] > n_past:
             self._mark = None
@@ -363,6 +363,11 @@ class Engine:
             self._logits = None
             return
         self.reset()
+
+    def _shorten(self, n_past: int) -> None:
+        self._log.shorten(n_past)
+        if self._evictor is not None:
+            self._evictor.drop_from(n_past)
 
     def _remove_from(self, n_past: int) -> bool:
         if self.cache is not None and n_past < self.cache.rollback_min():

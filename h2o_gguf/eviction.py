@@ -96,10 +96,18 @@ class Evictor:
             self._keep(error)
             raise
 
+    def drop_from(self, n_past: int) -> None:
+        """The entries at positions >= n_past were removed, and others may take their place."""
+        self.n_prompt = min(self.n_prompt, n_past)
+        self._n_untraced = min(self._n_untraced, n_past)
+        for traces in self._traces.values():
+            traces.drop_from(n_past)
+
     def forget(self, n_past: int) -> None:
         """Another sequence of n_past tokens is in the cache now: a prompt, without traces or queries."""
         self._traces.clear()
-        self._n_untraced = self.n_prompt = n_past
+        self.n_prompt = n_past
+        self._n_untraced = n_past if self.policy.n_observed else 0  # without queries it is all there to see
 
     def successor(self, policy: Policy) -> Evictor:
         """Return one that goes on for another policy from what this one knows, which stays as it is.
@@ -108,7 +116,7 @@ class Evictor:
         """
         other = Evictor(policy)
         other.pins, other.n_prompt, other.on_evict = self.pins, self.n_prompt, self.on_evict
-        if policy.n_trace == self.policy.n_trace:
+        if policy.n_observed and policy.n_trace == self.policy.n_trace:  # else it is all there to see
             other._traces = {layers: copy.copy(traces) for layers, traces in self._traces.items()}
             other._n_untraced = self._n_untraced
         return other

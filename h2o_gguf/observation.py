@@ -55,7 +55,10 @@ class Observation(Protocol):
         """Positions of the recorded queries, oldest first, -1 where there are none yet: int32[n_observed]."""
 
     def keys(self, row: int, cells: Cells | None = None) -> Floats:
-        """Keys as attention sees them: float32[n_head_kv, n, head_dim_k].  cells : int[n]; None: all n_cells."""
+        """Keys as attention sees them: float32[n_head_kv, n, head_dim_k].
+
+        cells : int[n], those to read; None: all n_cells.
+        """
 
     def values(self, row: int, cells: Cells | None = None) -> Floats:
         """Values as attention sees them: float32[n_head_kv, n, head_dim_v].  cells : as for keys."""

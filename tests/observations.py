@@ -27,11 +27,11 @@ class Drawn:
     rotates: Rotation | None = None
     sink_logits: NDArray[Any] | None = None
 
-    def keys(self, row: int) -> NDArray[Any]:
-        return self.k[row]
+    def keys(self, row: int, cells: Any = None) -> NDArray[Any]:
+        return np.asarray(self.k[row] if cells is None else self.k[row][:, cells])
 
-    def values(self, row: int) -> NDArray[Any]:
-        return self.v[row]
+    def values(self, row: int, cells: Any = None) -> NDArray[Any]:
+        return np.asarray(self.v[row] if cells is None else self.v[row][:, cells])
 
     def queries(self, row: int) -> NDArray[Any]:
         return self.q[row]

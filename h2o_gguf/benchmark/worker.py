@@ -59,6 +59,7 @@ class Worker:
         self.tokens = random.Random(0).choices(range(n_vocab), k=N_TOKENS)
         self.n_past = 0
         self.budget: int | None = None
+        self.evictor: Any = None
         self.cache = self._attach(job["cache"]) if job["cache"] else None
 
     def _keep_line(self, level: int, text: bytes, _: Any) -> None:
@@ -80,7 +81,8 @@ class Worker:
             n_pos_max=options["n_pos_max"], is_scored=policy.needs_scores,
             n_observed=policy.n_observed,
         )  # fmt: skip
-        Evictor(policy).attach(cache)
+        self.evictor = Evictor(policy)
+        self.evictor.attach(cache)
         return cache
 
     def read(self, n: int) -> dict[str, Any]:
@@ -97,7 +99,7 @@ class Worker:
         start, entries = self.n_past, self._entries()
         seconds = [self._decode(1) for _ in range(n)]
         if self.low.llama_memory_seq_rm(self.memory, 0, start, -1):  # recurrent states cannot go back
-            self.n_past = start
+            self._forget_from(start)
         return {"seconds": seconds, "entries": entries}
 
     def settle(self) -> dict[str, Any]:
@@ -110,8 +112,13 @@ class Worker:
     def reset(self) -> dict[str, Any]:
         """Forget everything."""
         self.low.llama_memory_clear(self.memory, False)
-        self.n_past = 0
+        self._forget_from(0)
         return {}
+
+    def _forget_from(self, n_past: int) -> None:
+        self.n_past = n_past
+        if self.evictor is not None:
+            self.evictor.drop_from(n_past)
 
     def facts(self) -> dict[str, Any]:
         """What this process is and takes.  version : of ggml."""

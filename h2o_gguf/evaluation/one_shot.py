@@ -22,7 +22,7 @@ def sharing(cells: Sequence[Cell]) -> list[list[Cell]]:
     """The cells in groups that can use one reading: what their policies need of it is the same.
 
     Cells whose policies need nothing go with the first group. Traces are not a part of a saved sequence, so
-    who keeps some reads for itself.
+    who keeps some of what queries told reads for itself.
     """
     groups: dict[tuple[Any, ...], list[Cell]] = {}
     frugal: list[Cell] = []
@@ -32,7 +32,7 @@ def sharing(cells: Sequence[Cell]) -> list[list[Cell]]:
             frugal.append(cell)
             continue
         decay = policy.decay if policy.needs_scores else None
-        own = (cell.variant, cell.budget) if policy.n_trace else None
+        own = (cell.variant, cell.budget) if policy.n_trace and policy.n_observed else None
         groups.setdefault((decay, policy.n_observed, own), []).append(cell)
     if not groups:
         return [frugal] if frugal else []

@@ -56,7 +56,8 @@ class Policy(Protocol):
         """Numbers carried along with every entry, in view.traces.  Default: 0.
 
         Its method observe(view) -> float32[n_trace, n_layer, n_head_kv, n_cells] returns the new traces.
-        It is called before victims and at least every n_observed tokens.
+        It is called before victims and, with n_observed, at least every n_observed tokens. Without, traces
+        must follow from what the cache holds: entries of a loaded session are shown as unobserved again.
         """
 
     def victims(self, view: CacheView, n: int) -> Cells:

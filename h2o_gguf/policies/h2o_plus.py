@@ -18,10 +18,8 @@ from h2o_gguf.view import CacheView
 
 __all__ = ["H2OPlus"]
 
-import os
-N_SAMPLE = int(os.environ.get("NS","128"))
+N_SAMPLE = 128  # newest entries whose keys tell what is common
 KERNEL = 5
-DYN = int(os.environ.get('DYN','0'))
 
 
 @dataclass(frozen=True)
@@ -68,18 +66,26 @@ class H2OPlus:
     def observe(self, view: CacheView) -> NDArray[np.float32]:
         """Return the traces with what is new measured: float32[1, n_layer, n_head_kv, n_cells]."""
         traces = traces_of(view, 1)
-        sample = np.flatnonzero(view.pos[0, 0] >= view.n_past - max(N_SAMPLE, view.n_unobserved))
-        # New tokens lie in the same cell in every head until an eviction has moved them.
-        is_new = view.pos[0, 0, sample] >= view.n_past - view.n_unobserved
-        new = sample[is_new]
-        order = np.argsort(view.pos[0, 0, new])
-        new = new[order]
+        first = view.pos[0, 0]
+        n_new = int(np.count_nonzero(first >= view.n_past - view.n_unobserved))
+        if n_new == 0:
+            return traces
+        n_sample = max(n_new, min(N_SAMPLE, view.n_used))
+        shared = _newest(first, n_sample)
         for row in range(view.shape[0]):
-            keys = directions(view.seen.keys(row, sample))
+            pos = view.pos[row]
+            if (pos[:, shared] == first[shared]).all():  # as they came: the same cells in every head
+                cells = np.broadcast_to(shared, (view.shape[1], n_sample))
+                keys, values = view.seen.keys(row, shared), view.seen.values(row, shared[-n_new:])
+            else:
+                cells = _newest(pos, n_sample)
+                keys = np.take_along_axis(view.seen.keys(row), cells[..., None], 1)
+                values = np.take_along_axis(view.seen.values(row), cells[:, -n_new:, None], 1)
+            keys = directions(keys)
             common = directions(keys.mean(1, keepdims=True))
-            distance = 1 - (keys[:, np.flatnonzero(is_new)[order]] * common).sum(-1)
-            length = np.linalg.norm(view.seen.values(row, new), axis=-1)
-            traces[0, row][:, new] = length * distance if DYN else _smoothed(length * distance)
+            distance = 1 - (keys[:, -n_new:] * common).sum(-1)
+            standing = _smoothed(np.linalg.norm(values, axis=-1) * distance)
+            np.put_along_axis(traces[0, row], cells[:, -n_new:], standing.astype(np.float32), -1)
         return traces
 
     def victims(self, view: CacheView, n: int) -> Cells:
@@ -92,9 +98,6 @@ class H2OPlus:
         if view.traces is None:
             return select_lowest(view, rates, evictable, n, self.granularity)
         scores = view.traces[0].copy()
-        if DYN:
-            from h2o_gguf.policies.observed import over_neighbours
-            for r in range(view.shape[0]): scores[r] = over_neighbours(scores[r][:, None], view.pos[r], view.n_past, KERNEL, 'avg')[:, 0]
         n_kept = int(np.count_nonzero(evictable, axis=-1).min()) - n
         n_heavy = round((1 - self.standout) * n_kept)
         if axes := POOLED_AXES[self.granularity]:
@@ -102,6 +105,11 @@ class H2OPlus:
         if n_heavy > 0:
             scores[_highest(rates, evictable, n_heavy)] = np.inf
         return select_lowest(view, scores, evictable, n, self.granularity)
+
+
+def _newest(pos: NDArray[np.int32], n: int) -> NDArray[np.intp]:
+    """Return the cells of the n entries with the highest positions, lowest first: [..., n]."""
+    return np.argsort(pos, axis=-1)[..., -n:]
 
 
 def _smoothed(scores: NDArray[np.floating[Any]]) -> NDArray[np.floating[Any]]:
@@ -114,9 +122,7 @@ def _smoothed(scores: NDArray[np.floating[Any]]) -> NDArray[np.floating[Any]]:
     return mean
 
 
-def _highest(
-    rates: NDArray[np.floating[Any]], evictable: NDArray[np.bool_], n: int
-) -> NDArray[np.bool_]:
+def _highest(rates: NDArray[np.floating[Any]], evictable: NDArray[np.bool_], n: int) -> NDArray[np.bool_]:
     """Return which entries are among the n highest evictable ones of their head: bool[..., n_cells]."""
     masked = np.where(evictable, rates, np.float32(-np.inf))
     limit = np.partition(masked, -n, axis=-1)[..., -n, None]

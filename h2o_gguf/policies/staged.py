@@ -144,11 +144,11 @@ class _Newest:
         self._start = max(0, len(inner.query_pos) - n)
         self.query_pos = inner.query_pos[self._start :]
 
-    def keys(self, row: int) -> Floats:
-        return self._inner.keys(row)
+    def keys(self, row: int, cells: NDArray[np.integer[Any]] | None = None) -> Floats:
+        return self._inner.keys(row, cells)
 
-    def values(self, row: int) -> Floats:
-        return self._inner.values(row)
+    def values(self, row: int, cells: NDArray[np.integer[Any]] | None = None) -> Floats:
+        return self._inner.values(row, cells)
 
     def queries(self, row: int) -> Floats:
         return self._inner.queries(row)[:, :, self._start :]

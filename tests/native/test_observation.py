@@ -13,6 +13,7 @@ from harness import ROTATED, WINDOWED, Run, evict_positions, opened, policy_of, 
 from numpy.typing import NDArray
 from tiny_models import ARCHITECTURES, build
 
+from h2o_gguf.errors import H2OError
 from h2o_gguf.models import query_bytes, read_shape
 from h2o_gguf.policies import make
 
@@ -69,6 +70,25 @@ def test_queries_agree_with_keys_of_every_type(arch: str, cache_type: str, tmp_p
     ) as run:
         run.feed(TOKENS[:60], 20)
         assert last_token_difference(run, TOKENS[60:65]) < CLOSE
+
+
+@pytest.mark.parametrize("flash_attn", [True, False])
+@pytest.mark.parametrize("cache_type", ["f32", "f16", "q8_0", "q4_0"])
+def test_single_cells_read_as_all_of_them_do(cache_type: str, flash_attn: bool, tmp_path: Path) -> None:
+    if cache_type.startswith("q") and not flash_attn:
+        pytest.skip("llama.cpp takes quantized values with flash attention only")
+    path = build("llama", tmp_path / "m.gguf")
+    cells = np.array([5, 6, 7, 40, 2, 41], np.int32)
+    with opened(path, type_k=cache_type, type_v=cache_type, budget=0, flash_attn=flash_attn) as run:
+        run.feed(TOKENS[:60], 20)
+        seen = run.cache.view().observation
+        for row in range(run.cache.n_layer):
+            np.testing.assert_array_equal(seen.keys(row, cells), seen.keys(row)[:, cells])
+            np.testing.assert_array_equal(seen.values(row, cells), seen.values(row)[:, cells])
+        assert np.abs(seen.values(0, cells)).min(-1).max() > 0
+        for wrong in ([-1], [run.cache.n_cells]):
+            with pytest.raises(H2OError, match="does not exist"):
+                run.cache.keys(0, np.array(wrong))
 
 
 def test_queries_do_not_depend_on_the_type_of_the_keys(tmp_path: Path) -> None:

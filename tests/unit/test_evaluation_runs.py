@@ -175,6 +175,7 @@ class Tracing:
     budget: int
     name = "tracing"
     n_trace = 1
+    n_observed = 8
 
     def victims(self, view: Any, n: int) -> Any:
         raise NotImplementedError

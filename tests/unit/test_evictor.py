@@ -135,6 +135,36 @@ def test_a_cleared_sequence_leaves_nothing() -> None:
     assert policy.looks[-1] == (4, 4)
 
 
+def test_what_needs_no_queries_is_observed_at_evictions_alone() -> None:
+    policy = Counting(n_observed=0)
+    evictor = Evictor(as_policy(policy))
+    cache = Cache(evictor)
+    for _ in range(12):
+        cache.batch(1)
+    assert policy.looks == []
+    cache.batch(2)
+    assert policy.looks == [(12, 12)]
+    cache.roll_back(10)
+    evictor.drop_from(10)  # as the engine says
+    cache.batch(6)
+    assert policy.looks == [(12, 12)]  # what is left has been seen
+    cache.roll_back(0)
+    evictor.drop_from(0)
+    cache.batch(12)
+    cache.batch(1)
+    assert policy.looks[-1] == (12, 12)
+
+
+def test_a_loaded_sequence_is_observed_again_where_no_queries_are_needed() -> None:
+    policy = Counting(n_observed=0)
+    evictor = Evictor(as_policy(policy))
+    cache = Cache(evictor)
+    cache.batch(12)
+    evictor.forget(12)
+    cache.batch(2)
+    assert policy.looks == [(12, 12)]
+
+
 def test_another_sequence_starts_at_0_and_counts_as_a_prompt() -> None:
     _, evictor, cache = started()
     cache.batch(8)

@@ -69,7 +69,7 @@ def test_a_stage_that_records_fewer_queries_misses_none_of_those_in_between() ->
 def test_what_it_needs_is_what_both_need() -> None:
     policy = Staged(prompt=SnapKV(24, 4, 6), generation=H2OPlus(24, 2, 8, decay=0.5))
     assert (policy.budget, policy.n_sink, policy.n_recent, policy.granularity) == (24, 2, 6, "head")
-    assert (policy.needs_scores, policy.decay, policy.n_observed, policy.n_trace) == (True, 0.5, 32, 0)
+    assert (policy.needs_scores, policy.decay, policy.n_observed, policy.n_trace) == (True, 0.5, 32, 1)
 
 
 def test_two_that_cannot_share_a_cache_are_refused() -> None:
