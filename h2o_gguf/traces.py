@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 __all__ = ["Traces"]
 
 N_POSITIONS = 2**31  # positions are int32
+NONE = np.int32(-2)  # neither a position nor an empty cell
 
 
 class Traces:
@@ -23,13 +24,13 @@ class Traces:
     def __init__(self, n_trace: int, n_seen: int = 0) -> None:
         self.n_trace = n_trace
         self.n_seen = n_seen
-        self._ids = np.zeros(0, np.int64)  # ascending
-        self._numbers = np.zeros((n_trace, 0), np.float32)
+        self._pos: NDArray[np.int32] | None = None  # of the cells when numbers were last put
+        self._numbers = np.zeros((n_trace, 0, 0, 0), np.float32)  # of those cells
 
     def drop_from(self, n_past: int) -> None:
         """Forget the entries at positions >= n_past: they were rolled back, others may take their place."""
-        stays = self._ids % N_POSITIONS < n_past
-        self._ids, self._numbers = self._ids[stays], self._numbers[:, stays]
+        if self._pos is not None and n_past < self.n_seen:
+            self._pos = np.where(self._pos < n_past, self._pos, NONE)
         self.n_seen = min(self.n_seen, n_past)
 
     def at(self, pos: NDArray[np.int32]) -> NDArray[np.float32]:
@@ -37,12 +38,18 @@ class Traces:
 
         pos : int32[n_layer, n_head_kv, n_cells], -1 empty.  Returns: float32[n_trace, *pos.shape].
         """
-        found = np.zeros((self.n_trace, *pos.shape), np.float32)
-        if self._ids.size:
-            ids = _ids(pos)
-            at = np.minimum(np.searchsorted(self._ids, ids), self._ids.size - 1)
-            is_known = self._ids[at] == ids
-            found[:, is_known] = self._numbers[:, at[is_known]]
+        if self._pos is None or self._pos.shape != pos.shape:
+            return np.zeros((self.n_trace, *pos.shape), np.float32)
+        is_same = self._pos == pos
+        found = np.where(is_same & (pos >= 0), self._numbers, np.float32(0))
+        # An entry that moved left one changed cell for another, so few have to be looked for.
+        changed = np.flatnonzero(~is_same)
+        old, new = _ids(self._pos, changed), _ids(pos, changed)
+        order = np.argsort(old)
+        at = np.minimum(np.searchsorted(old, new, sorter=order), max(0, old.size - 1))
+        is_known = (old[order[at]] == new) & (new >= 0) if old.size else np.zeros(0, bool)
+        numbers = self._numbers.reshape(self.n_trace, -1)
+        found.reshape(self.n_trace, -1)[:, changed[is_known]] = numbers[:, changed[order[at[is_known]]]]
         return found
 
     def put(self, pos: NDArray[np.int32], numbers: NDArray[np.floating[Any]], n_past: int) -> None:
@@ -50,14 +57,11 @@ class Traces:
 
         n_past : every query before it is in the numbers.
         """
-        held = pos >= 0
-        ids = _ids(pos)[held]
-        order = np.argsort(ids)
-        self._ids, self._numbers = ids[order], numbers[:, held][:, order].astype(np.float32)
+        self._pos, self._numbers = pos.copy(), np.array(numbers, np.float32)
         self.n_seen = n_past
 
 
-def _ids(pos: NDArray[np.int32]) -> NDArray[np.int64]:
-    """One number per layer, head and position; negative for none."""
-    heads = np.arange(pos.shape[0] * pos.shape[1], dtype=np.int64).reshape(*pos.shape[:2], 1)
-    return np.where(pos >= 0, heads * N_POSITIONS + pos, -1)
+def _ids(pos: NDArray[np.int32], cells: NDArray[np.intp]) -> NDArray[np.int64]:
+    """One number per layer, head and position, negative for none, of cells counted through all heads."""
+    found = pos.reshape(-1)[cells].astype(np.int64)
+    return np.where(found >= 0, (cells // pos.shape[-1]) * N_POSITIONS + found, found)
