@@ -4,6 +4,7 @@
 
 #include "session.h"
 
+#include <algorithm>
 #include <cstring>
 
 namespace h2og {
@@ -77,20 +78,27 @@ void put_back(h2og_state & state, int32_t s, const std::vector<int32_t> & now, c
     state.follow_books(s);
 }
 
+// Fills a vector, empty or not, and moves on behind what it took.
+template <typename T>
+void take(const uint8_t *& data, std::vector<T> & out) {
+    if (!out.empty()) {  // whose data() may be null
+        memcpy(out.data(), data, out.size()*sizeof(T));
+        data += out.size()*sizeof(T);
+    }
+}
+
 // Without saved queries, or with none recorded here, the rings stay empty.
 void load_queries(h2og_state & state, int32_t s, const Header & header, const uint8_t * data) {
     if (state.queries == nullptr) {
         return;
     }
     std::vector<Query> queries(header.n_query);
-    memcpy(queries.data(), data, queries.size()*sizeof(Query));
-    data += queries.size()*sizeof(Query);
+    take(data, queries);
     state.queries->restore(s, queries);
     std::vector<float> rows;
     for (int32_t j = 0; j < state.n_layer; ++j) {
         rows.resize(queries.size()*state.layers[j].n_head*state.head_dim_k);
-        memcpy(rows.data(), data, rows.size()*sizeof(float));
-        data += rows.size()*sizeof(float);
+        take(data, rows);
         state.queries->write(s, j, rows.data(), header.n_query);
     }
 }
@@ -115,8 +123,7 @@ void state_save(h2og_state & state, int32_t s, uint8_t * out, int64_t size) {
     memcpy(out, &header, sizeof(header));
     out += sizeof(header);
     const auto cells = occupied(state, s);
-    memcpy(out, cells.data(), cells.size()*sizeof(int32_t));
-    out += cells.size()*sizeof(int32_t);
+    out = std::copy_n(reinterpret_cast<const uint8_t *>(cells.data()), cells.size()*sizeof(int32_t), out);
     for (int32_t j = 0; j < state.n_layer; ++j) {
         for (int32_t ih = 0; ih < state.n_head_kv; ++ih) {
             const size_t i = state.index(s, j, ih);
@@ -171,8 +178,7 @@ void state_load(h2og_state & state, int32_t s, const uint8_t * data, int64_t siz
     }
     data += sizeof(header);
     std::vector<int32_t> before(cells.size());
-    memcpy(before.data(), data, before.size()*sizeof(int32_t));
-    data += before.size()*sizeof(int32_t);
+    take(data, before);
     bool can_put_back = header.n_cells == state.n_cells && header.search_from >= 0 && header.search_from <= state.n_cells;
     for (size_t i = 0; i < before.size(); ++i) {
         can_put_back = can_put_back && before[i] >= cells[i] && before[i] < state.n_cells && (i == 0 || before[i] > before[i - 1]);
