@@ -35,5 +35,5 @@ class KVReport:
     layer_budgets: tuple[int, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """The report as the `kv` entry of a result."""
-        return asdict(self)
+        """The report as the `kv` entry of a result, plain enough for JSON."""
+        return asdict(self) | {"layer_budgets": list(self.layer_budgets)}

@@ -28,7 +28,8 @@ def library() -> tuple[Any, str]:
             _log.append(text.decode("utf-8", "replace"))
 
         _keep.append(llama_cpp.llama_log_callback(take))
-        llama_cpp.llama_backend_init()
+        llama_cpp.llama_log_set(_keep[0], None)
+        llama_cpp.llama_backend_init()  # which may load backends, and says so
     llama_cpp.llama_log_set(_keep[0], None)
     return llama_cpp, ""
 
