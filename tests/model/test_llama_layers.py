@@ -125,7 +125,7 @@ def test_pyramidkv_is_pyramidkv_by_its_name_alone() -> None:
 def test_without_layers_a_report_has_no_budgets_by_layer() -> None:
     with open_llama(kv_budget=128, n_batch=N_BATCH) as llama:
         kv = llama(english(3000), max_tokens=2, temperature=0)["kv"]
-        assert (kv["layer_budgets"], kv["used_bytes"]) == ((), 30 * 128 * PER_CELL)
+        assert (kv["layer_budgets"], kv["used_bytes"]) == ([], 30 * 128 * PER_CELL)
 
 
 def test_a_calibration_measures_less_loss_at_larger_budgets_and_none_without_eviction(
