@@ -28,23 +28,12 @@ class Rotation:
 
     def turned(self, vectors: Floats, by: int) -> Floats:
         """Return vectors rotated by that many positions: float32[..., head_dim]."""
-        return self.turned_by(vectors, np.cos(by * self.angle), np.sin(by * self.angle))
-
-    def turned_by(self, vectors: Floats, cos: NDArray[np.floating], sin: NDArray[np.floating]) -> Floats:
-        """Return vectors times a rotation given by a cosine and a sine per pair, or by means of such.
-
-        vectors : float32[..., head_dim]. cos, sin : float[n_pair].
-        """
+        cos, sin = np.cos(by * self.angle), np.sin(by * self.angle)
         out = np.array(vectors, np.float32)
         x, y = vectors[..., self.first], vectors[..., self.second]
         out[..., self.first] = x * cos - y * sin
         out[..., self.second] = x * sin + y * cos
         return out
-
-    def mean(self, n: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return the mean cosine and sine per pair over the next 1 .. n positions: float64[n_pair] each."""
-        turns = np.arange(1, n + 1)[:, None] * self.angle
-        return np.cos(turns).mean(0), np.sin(turns).mean(0)
 
 
 class Observation(Protocol):
