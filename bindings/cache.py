@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from h2o_gguf.bindings import library
+from h2o_gguf.bindings.attic import Attic
 from h2o_gguf.bindings.callbacks import Callbacks, as_cells
 from h2o_gguf.bindings.library import ffi
 from h2o_gguf.bindings.native_view import NativeView, info_of, view_of
@@ -148,6 +149,11 @@ class KVCache:
     def used_bytes(self) -> int:
         """Of kv_bytes, the share of the cells that are used."""
         return self.kv_bytes * self.used() // self.n_cells
+
+    @property
+    def attic(self) -> Attic:
+        """Where evicted entries stay, once it is opened."""
+        return Attic(self)
 
     @property
     def n_observed(self) -> int:

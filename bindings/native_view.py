@@ -20,6 +20,7 @@ class NativeView:
     """One sequence's cache as the native part hands it to a callback.
 
     scores : float32[n_layer, n_head_kv, n_cells]. pos, rope_pos : int32 of the same shape, -1 empty.
+    recalled : bool of the same shape, fetched back by the sequence's last recall.
     n_used : entries per KV head. n_past : next position. decay : per token. layer_ids : model layers.
     The arrays are read-only views of native memory, valid until the next call on the cache: copy what must
     last. observation : keys, values and recorded queries, read when asked for.
@@ -28,6 +29,7 @@ class NativeView:
     scores: NDArray[np.float32]
     pos: NDArray[np.int32]
     rope_pos: NDArray[np.int32]
+    recalled: NDArray[np.bool_]
     n_used: int
     n_past: int
     decay: float
@@ -79,7 +81,7 @@ def view_of(native: Any, observation: Observation) -> NativeView:
     shape = (native.n_layer, native.n_head_kv, native.n_cells)
 
     def array(pointer: Any, dtype: Any) -> NDArray[Any]:
-        flat = np.frombuffer(ffi.buffer(pointer, 4 * math.prod(shape)), dtype=dtype)
+        flat = np.frombuffer(ffi.buffer(pointer, np.dtype(dtype).itemsize * math.prod(shape)), dtype=dtype)
         flat.setflags(write=False)
         return flat.reshape(shape)
 
@@ -87,6 +89,7 @@ def view_of(native: Any, observation: Observation) -> NativeView:
         scores=array(native.scores, np.float32),
         pos=array(native.pos, np.int32),
         rope_pos=array(native.rope_pos, np.int32),
+        recalled=array(native.recalled, np.bool_),
         n_used=native.n_used,
         n_past=native.n_past,
         decay=native.decay,

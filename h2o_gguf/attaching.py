@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from h2o_gguf.attic import Attic, AtticOptions
 from h2o_gguf.eviction import NativeCache
+from h2o_gguf.errors import OptionError
 from h2o_gguf.policies import LayerBudgets, Policy
 from h2o_gguf.sizes import Sizes
 
-__all__ = ["attach"]
+__all__ = ["attach", "open_attic"]
 
 
 def attach(ctx_address: int, policy: Policy, sizes: Sizes, attention: str) -> NativeCache:
@@ -29,3 +31,19 @@ def attach(ctx_address: int, policy: Policy, sizes: Sizes, attention: str) -> Na
     if isinstance(policy, LayerBudgets):
         return GroupedCache(ctx_address, policy.budget_of, **params)
     return KVCache(ctx_address, budget=policy.budget, **params)
+
+
+def open_attic(cache: NativeCache | None, policy: Policy | None, options: AtticOptions) -> Attic | None:
+    """Return the attic of an attached cache; None where there is none to be.
+
+    Raises: OptionError, it is to keep what is never evicted, or the limit, type or folder does not fit.
+    """
+    if options.place == "off":
+        return None
+    if cache is None or policy is None:
+        raise OptionError(
+            "attic keeps what is evicted, and the policy is 'none': leave attic out, or choose a policy",
+            "attic",
+            "policy",
+        )
+    return Attic(cache.groups, policy, options)

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from h2o_gguf.align import align
+from h2o_gguf.attic import N_ASKED, Attic
 from h2o_gguf.cancel import CancelToken
 from h2o_gguf.drafts import Draft, Guesses
 from h2o_gguf.errors import (
@@ -45,6 +46,8 @@ class Engine:
         seen, no more and no less.
     cache : the native cache, None when nothing is ever evicted.
     pins : position spans that are never victims.
+    attic : where evicted entries stay, None where they are lost.
+    recall_every : generated tokens between two recalls, 0: only what is read recalls.
     n_ctx : most tokens of a sequence; UNBOUNDED with eviction, unless positions cannot be renumbered.
     """
 
@@ -57,6 +60,7 @@ class Engine:
         n_ctx: int | None = None,
         cache: NativeCache | None = None,
         kv_bytes: int = 0,
+        attic: Attic | None = None,
     ) -> None:
         """ctx, model : llama.cpp pointers, or ctx a Context; both outlive the engine.
 
@@ -65,6 +69,8 @@ class Engine:
         self.context: Context = ctx if model is None else _context(ctx, model)
         self.cache = cache
         self.policy = policy if cache is not None else None
+        self.attic = attic
+        self.recall_every = 0
         self.n_ctx = (
             n_ctx if n_ctx is not None else (UNBOUNDED if cache is not None else self.context.n_cells)
         )
@@ -160,6 +166,7 @@ class Engine:
         tokens: Sequence[int],
         *,
         pins: Sequence[Span] | None = None,
+        recall: bool = True,
         progress: Progress | None = None,
         cancel: CancelToken | None = None,
     ) -> int:
@@ -168,7 +175,8 @@ class Engine:
         Cached tokens that spell the same bytes as the prompt's stay in place of them. What differs is rolled
         back where that is exact; else everything is read again.
 
-        pins : spans of the prompt to pin, in its own indices; None leaves the pins alone.
+        pins : spans of the prompt to pin, in its own indices; None leaves the pins alone. recall : what is
+            read fetches back evicted entries, as prefill() says.
 
         Raises: ContextOverflowError before anything changes; Cancelled, with all read so far kept.
         """
@@ -195,19 +203,21 @@ class Engine:
             if pins is not None:
                 self.pins = list(pins)
         if rest:
-            self.prefill(rest, progress=progress, cancel=cancel)
+            self.prefill(rest, recall=recall, progress=progress, cancel=cancel)
         return kept
 
     def prefill(
         self,
         tokens: Sequence[int],
         *,
+        recall: bool = False,
         progress: Progress | None = None,
         cancel: CancelToken | None = None,
     ) -> None:
         """Append tokens, any number of them, a ubatch at a time.
 
-        progress : called with (tokens read, tokens in all) after each ubatch.
+        recall : where there is an attic, the last of them, a question as a rule, fetch back what they attend
+            to. progress : called with (tokens read, tokens in all) after each ubatch.
 
         Raises: ContextOverflowError before anything is read; Cancelled, with all read so far kept.
         """
@@ -218,14 +228,16 @@ class Engine:
         if self.n_past + len(todo) > self.n_ctx:
             raise ContextOverflowError(self.n_past + len(todo), self.n_ctx)
         try:
-            for start in range(0, len(todo), self.context.n_batch):
+            for start, end in self._batches(len(todo), recall):
                 if cancel is not None and cancel.cancelled:
                     raise Cancelled(f"cancelled after {start} of {len(todo)} prompt tokens")
-                self._decode(todo[start : start + self.context.n_batch], cancel)
+                if recall and end == len(todo):
+                    self._recall_next()
+                self._decode(todo[start:end], cancel)
                 if self._evictor is not None:
                     self._evictor.n_prompt = self.n_past
                 if progress is not None:
-                    progress(min(start + self.context.n_batch, len(todo)), len(todo))
+                    progress(end, len(todo))
         except BaseException:
             self._mark_end()
             with contextlib.suppress(Exception):  # the error on its way says more
@@ -272,6 +284,8 @@ class Engine:
                 n += 1
                 if n == max_tokens or self.n_past + 1 >= self.n_ctx:
                     return
+                if self.recall_every and n % self.recall_every == 0:
+                    self._recall_next()
                 try:
                     self._advance(token, guesses, cancel)
                 except Cancelled:
@@ -283,6 +297,34 @@ class Engine:
                 self._settle()  # takes back what was guessed ahead
                 self._logits = logits if self.n_past else None
                 self.keep_budget()
+
+    def recall(self, n_asked: int = N_ASKED) -> None:
+        """Let the newest tokens fetch back what they attend to: they are read again.
+
+        n_asked : how many, fewer where forgetting them would not be exact.
+
+        Raises: OptionError, there is no attic, or not one of them can be read again.
+        """
+        self._require_open()
+        self._settle()
+        if self.attic is None or self.cache is None:
+            raise OptionError("nothing can be recalled without an attic: give attic='ram'", "attic")
+        n = min(n_asked, self.n_past - self.cache.rollback_min())
+        again = self.tokens[self.n_past - n :] if n > 0 else []
+        if not again or not self.rollback(self.n_past - n):
+            raise OptionError("the newest token cannot be read again here, so nothing can be recalled")
+        self.prefill(again, recall=True)
+
+    def _batches(self, n: int, recall: bool) -> list[tuple[int, int]]:
+        """The batches that n tokens are read in; those that recall come in one of their own."""
+        size = self.context.n_batch
+        n_asked = min(n, N_ASKED, size) if recall and self.attic and not self.attic.is_empty else 0
+        cuts = [*range(0, n - n_asked, size), n - n_asked] if n_asked else [*range(0, n, size)]
+        return list(zip(cuts, [*cuts[1:], n], strict=True))
+
+    def _recall_next(self) -> None:
+        if self.attic and not self.attic.is_empty:
+            self.attic.recall_next(self.n_past, self._pins)
 
     def keep_budget(self) -> None:
         """Evict down to the budget, so that a cache at rest is within it."""
@@ -329,6 +371,7 @@ class Engine:
             n_rebases=self.cache.n_rebases,
             used_bytes=self.cache.used_bytes,
             layer_budgets=() if isinstance(by_layer, Split) else tuple(by_layer),
+            attic=self.attic.report() if self.attic is not None else None,
         )
 
     def adopt(self, tokens: Sequence[int], logits: Logits | None) -> None:

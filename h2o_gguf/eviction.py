@@ -25,6 +25,8 @@ class NativeCache(Protocol):
     """What the engine needs of h2o_gguf.bindings.KVCache, or GroupedCache."""
 
     @property
+    def groups(self) -> Sequence[Any]: ...
+    @property
     def budget(self) -> int: ...
     @property
     def kv_bytes(self) -> int: ...
@@ -149,6 +151,7 @@ class Evictor:
             traces=traces.at(pos) if traces is not None else None,
             n_unobserved=max(0, n_past - traces.n_seen) if traces is not None else 0,
             observation=native.observation,
+            recalled=native.recalled.copy() if native.recalled.any() else None,
         )
 
     def _keep(self, error: BaseException) -> None:

@@ -18,7 +18,8 @@ import numpy as np
 from typing_extensions import Unpack
 
 from h2o_gguf import loading
-from h2o_gguf.attaching import attach
+from h2o_gguf.attaching import attach, open_attic
+from h2o_gguf.attic import LIMIT, AtticOptions
 from h2o_gguf.cache_options import CacheOptions
 from h2o_gguf.cancel import CancelToken
 from h2o_gguf.checked import checked
@@ -38,6 +39,8 @@ from h2o_gguf.models.catalog import refuse_name
 from h2o_gguf.native import C, high, native_log
 from h2o_gguf.options import (
     KV_TYPES,
+    AtticBytes,
+    AtticPlace,
     Attention,
     BatchSize,
     CacheType,
@@ -84,6 +87,10 @@ class H2OLlama(LowLevel, Completions, Sessions, high.Llama):  # type: ignore[mis
     granularity : who shares one list of victims: "head", "layer" or "token".
     kv_block : entries evicted at once while generating, >= 1; fewer where positions are scarce. 1 is the
         papers' one at a time.
+    attic : where evicted entries stay, to be fetched back when a new prompt attends to them: "ram", "disk"
+        (a file that ends with the process), or "off": they are lost. attic_limit : bytes of them, beyond
+        which the least-scored are dropped; None: 1 GiB. attic_type : what they are kept as, as type_k takes
+        it; None: the cache's own types.
     attention : how scores are computed: "auto", "fused", "composed" or "reference".
     n_ctx : 0 is the model's context. Without eviction the longest sequence; with eviction sequences have no
         end, and this is the window of positions that is used.
@@ -116,6 +123,9 @@ class H2OLlama(LowLevel, Completions, Sessions, high.Llama):  # type: ignore[mis
         pin: Pin | None = None,
         granularity: Granularity | None = None,
         kv_block: BatchSize = 64,
+        attic: AtticPlace = "off",
+        attic_limit: AtticBytes | None = None,
+        attic_type: CacheType | None = None,
         attention: Attention = "auto",
         n_ctx: ContextSize = 0,
         n_batch: BatchSize | None = None,
@@ -186,6 +196,7 @@ class H2OLlama(LowLevel, Completions, Sessions, high.Llama):  # type: ignore[mis
             budgets = read_layer_budgets(layer_budgets, self.model_path)
             cache_options = replace(cache_options, layer_budgets=budgets)
         sizes = self._sizes(cache_options, shape, is_bounded=embedding)
+        attic_options = AtticOptions(attic, attic_limit or LIMIT, None if attic_type is None else int(attic_type))
         self._no_engine = self._why_no_engine(shape, embedding, model_options.params.vocab_only)
         self._fingerprint = fingerprint(self.model_path)
         names = {number: name for name, number in KV_TYPES.items()}
@@ -213,7 +224,7 @@ class H2OLlama(LowLevel, Completions, Sessions, high.Llama):  # type: ignore[mis
                     n_threads_batch=self.n_threads_batch, type_k=k, type_v=v, flash_attn=flash_attn,
                     embedding=embedding, **_chosen(ContextKeywords, options),
                 )  # fmt: skip
-                self._open_context(sizes, memory.kv, attention)
+                self._open_context(sizes, memory.kv, attention, attic_options)
             undo.pop_all()
         self._closed = False
         _alive.add(self)
@@ -265,7 +276,7 @@ class H2OLlama(LowLevel, Completions, Sessions, high.Llama):  # type: ignore[mis
         self._is_recurrent = bool(C.llama_model_is_recurrent(self._model.model))
         self._is_hybrid = bool(C.llama_model_is_hybrid(self._model.model))
 
-    def _open_context(self, sizes: Sizes, kv_bytes: int, attention: str) -> None:
+    def _open_context(self, sizes: Sizes, kv_bytes: int, attention: str, attic_options: AtticOptions) -> None:
         self.n_batch = sizes.n_ubatch
         self._ctx = self.make_context(self.context_params, self._stack, sizes.layer_cells)
         if self.context_params.embeddings:
@@ -284,7 +295,10 @@ class H2OLlama(LowLevel, Completions, Sessions, high.Llama):  # type: ignore[mis
                 cache = attach(Context.address_of(self._ctx.ctx), sizes.policy, sizes, attention)
             n_ctx = UNBOUNDED if sizes.can_renumber else sizes.n_pos_max
         context = Context(self._ctx.ctx, self._model.model)
-        self._engine = Engine(context, None, sizes.policy, n_ctx=n_ctx, cache=cache, kv_bytes=kv_bytes)
+        attic = open_attic(cache, sizes.policy, attic_options)
+        self._engine = Engine(
+            context, None, sizes.policy, n_ctx=n_ctx, cache=cache, kv_bytes=kv_bytes, attic=attic
+        )
         self._stack.callback(self._engine.close)
         self._n_ctx = n_ctx
         if self._logits_all:

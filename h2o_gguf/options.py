@@ -216,6 +216,8 @@ Attention = Annotated[
 ]
 ContextSize = Annotated[int, Whole(0, MAX_CELLS, " (0: the model's)")]
 BatchSize = Annotated[int, Whole(1, MAX_CELLS)]
+AtticPlace = Annotated[Literal["ram", "disk", "off"], Must("'ram', 'disk' or 'off'")]
+AtticBytes = Annotated[int, Whole(1, 2**62, " (bytes)")]
 Threads = Annotated[int, Whole(0, MAX_THREADS, " (0: all cores)")]
 GpuLayers = Annotated[int, Whole(note=" (-1: all layers)")]
 CacheType = Annotated[int | str, Made(_cache_type, f"{', '.join(KV_TYPES)}, or llama.cpp's number for it")]

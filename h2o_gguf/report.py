@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from h2o_gguf.attic import AtticReport
+
 __all__ = ["KVReport"]
 
 
@@ -20,6 +22,7 @@ class KVReport:
     bytes : size of the KV cache as allocated.
     n_rebases : how often positions were renumbered since the last reset.
     used_bytes : of the entries that are held now.
+    attic : where evicted entries stay; None: they are lost.
     layer_budgets : the budget of each layer that is evicted from; empty where all have the same. budget and
         used are then means, and evicted what is missing on average.
     """
@@ -33,6 +36,7 @@ class KVReport:
     n_rebases: int = 0
     used_bytes: int = 0
     layer_budgets: tuple[int, ...] = ()
+    attic: AtticReport | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """The report as the `kv` entry of a result, plain enough for JSON."""

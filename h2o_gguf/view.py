@@ -34,6 +34,8 @@ class CacheView:
     traces : float32[n_trace, n_layer, n_head_kv, n_cells], what the policy's observe() returned, carried
         along with the entries; 0 for new ones.
     n_unobserved : the newest tokens that observe() has not seen.
+    recalled : bool[n_layer, n_head_kv, n_cells], entries that this turn's tokens fetched back from the attic;
+        None: there are none.
     """
 
     scores: NDArray[np.float32]
@@ -47,6 +49,7 @@ class CacheView:
     traces: NDArray[np.float32] | None = None
     n_unobserved: int = 0
     n_prompt: int = 0
+    recalled: NDArray[np.bool_] | None = None
 
     def __post_init__(self) -> None:
         if self.pos.ndim != 3 or self.scores.shape != self.pos.shape:
@@ -80,14 +83,17 @@ class CacheView:
     ) -> NDArray[np.bool_]:
         """Which entries may be victims: bool[n_layer, n_head_kv, n_cells].
 
-        Everything but the empty cells, positions below n_sink, the newest n_recent positions and the
-        pinned spans. cells : int[n_layer, n_head_kv, n], asks for these alone and in this order.
+        Everything but the empty cells, positions below n_sink, the newest n_recent positions, the pinned
+        spans, and what was recalled.
+        cells : int[n_layer, n_head_kv, n], asks for these alone and in this order.
         """
         pos = self.pos if cells is None else np.take_along_axis(self.pos, cells, axis=-1)
         free = pos >= max(int(n_sink), 0)
         free &= pos < self.n_past - max(int(n_recent), 0)  # a small integer of numpy's would overflow
         if self.pins:
             free &= ~self._inside_pins(pos)
+        if self.recalled is not None:
+            free &= ~(self.recalled if cells is None else np.take_along_axis(self.recalled, cells, axis=-1))
         return free
 
     @property

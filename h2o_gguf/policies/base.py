@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import contextlib
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -193,9 +194,16 @@ def check_decay(decay: Any) -> float:
 def ask(policy: Policy, view: CacheView, n: int) -> Cells:
     """Return the policy's n victims per KV head, checked: int32[n_layer, n_head_kv, n].
 
+    What was recalled is spared where others are enough.
+
     Raises: CacheFullError, it evicts nothing. BudgetError, fewer than n entries of a head may go; the text
         says what protects the others. PolicyError, it raised, or chose victims it may not choose.
     """
+    if view.recalled is not None:
+        others = view
+        view = replace(view, recalled=None)
+        with contextlib.suppress(Exception):  # too few others, or what is said below
+            return check_victims(view, policy.victims(others, n), n, policy)
     try:
         victims = policy.victims(view, n)
     except CacheFullError:

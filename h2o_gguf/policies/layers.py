@@ -142,11 +142,11 @@ class LayerBudgets:
 
         Raises: OptionError, the view shows layers of different budgets, or of none.
         """
-        return ask(self._part(view), view, n)
+        return ask(self.part(view.layer_ids), view, n)
 
     def observe(self, view: CacheView) -> NDArray[np.float32]:
         """Return the new traces of these layers: float32[n_trace, n_layer, n_head_kv, n_cells]."""
-        part: Any = self._part(view)
+        part: Any = self.part(view.layer_ids)
         traces: NDArray[np.float32] = part.observe(view)
         return traces
 
@@ -168,14 +168,18 @@ class LayerBudgets:
     def _first(self) -> Policy:
         return next(iter(self.parts.values()))
 
-    def _part(self, view: CacheView) -> Policy:
+    def part(self, layers: Sequence[int]) -> Policy:
+        """Return the policy of these layers of the model.
+
+        Raises: OptionError, they have different budgets, or none.
+        """
         if isinstance(self.budgets, Split):
             return self._first
-        budgets = {self.budget_of.get(il) for il in view.layer_ids}
+        budgets = {self.budget_of.get(il) for il in layers}
         budget = next(iter(budgets))
         if len(budgets) > 1 or budget is None:
             raise OptionError(
-                f"layers {', '.join(map(str, view.layer_ids))} share a cache and have the budgets "
+                f"layers {', '.join(map(str, layers))} share a cache and have the budgets "
                 f"{', '.join(map(str, budgets))}: make the cache for this policy, as H2OLlama does",
                 "policy",
             )

@@ -70,6 +70,7 @@ typedef struct h2og_view {
     const float   * scores;     // [n_layer, n_head_kv, n_cells] decayed sum of attention mass
     const int32_t * pos;        // [n_layer, n_head_kv, n_cells] position of the entry, -1 empty
     const int32_t * rope_pos;   // [n_layer, n_head_kv, n_cells] position its key is rotated to, -1 empty
+    const uint8_t * recalled;   // [n_layer, n_head_kv, n_cells] 1: the sequence's last recall fetched the entry back
 } h2og_view;
 
 // Names n victims per KV head: victims[n_layer][n_head_kv][n], cells.  Returns 0, or anything else to fail the decode.
@@ -195,6 +196,36 @@ H2OG_API int32_t h2og_read_sinks(h2og_cache * cache, int32_t layer, float * out)
 // How the layer rotates queries and keys: p positions turn elements (x, y) = (first[i], second[i]) of a head by a = p*angle[i]
 // to (x*cos(a) - y*sin(a), x*sin(a) + y*cos(a)).  [n_pair] each, angles in radians.
 H2OG_API int32_t h2og_read_rotation(h2og_cache * cache, int32_t layer, int32_t * first, int32_t * second, double * angle);
+
+// Where evicted entries stay, so that they can be recalled.
+typedef struct h2og_attic_params {
+    int64_t max_bytes;        // of their rows, of all sequences; beyond it the least-scored are dropped.  0: nothing is kept
+    int32_t type_k, type_v;   // ggml_type they are kept as; -1: the cache's own
+    const char * folder;      // NULL: host memory; else of a file that is mapped, and that nobody else sees
+} h2og_attic_params;
+
+typedef struct h2og_attic_info {
+    int32_t n_entry;          // per KV head, of the sequence
+    int32_t type_k, type_v;
+    int64_t bytes;            // of rows, as allocated, of all sequences
+    int64_t max_bytes;
+    int64_t n_dropped;        // entries of all heads since the sequence was cleared
+    int64_t n_recalled;       // likewise
+} h2og_attic_info;
+
+// Forgets what an attic held before.  Each group has its own.
+H2OG_API int32_t h2og_set_attic(h2og_cache * cache, const h2og_attic_params * params);
+H2OG_API int32_t h2og_get_attic(h2og_cache * cache, int32_t seq, h2og_attic_info * out);
+
+// Positions of a layer's entries there, in no order: out[n_head_kv][n_entry].
+H2OG_API int32_t h2og_read_attic_pos(h2og_cache * cache, int32_t seq, int32_t layer, int32_t * out);
+
+typedef struct h2og_span { int32_t first, end; } h2og_span;  // positions, end not included
+
+// While the next batch is decoded, before each layer attends, the queries of the sequence's tokens in it, the newest n_asked,
+// fetch back entries that they attend to, at most n_most for each KV head, in place of entries they do not, other than those at
+// positions to keep.  Used by the next llama_decode, whether it succeeds or not.  Of each group on its own.
+H2OG_API int32_t h2og_recall_next(h2og_cache * cache, int32_t seq, const h2og_span * keep, int32_t n_keep, int32_t n_most, int32_t n_asked);
 
 // What llama.cpp's own saved state lacks, and cannot be restored without once entries were evicted: positions, scores,
 // counters, recorded queries.  Save after llama_state_get_data and load after

@@ -1,6 +1,7 @@
 // The fused kernel for one instruction set: attention-avx512.cpp and its neighbours define H2OG_ISA and include this.
 #pragma once
 
+#include "attention-look.h"
 #include "attention-narrow.h"
 #include "attention-wide.h"
 
@@ -75,6 +76,6 @@ static void combine(const Attention & a, const Plan & p, const float * workspace
 #define H2OG_KERNEL_(isa) kernel_##isa
 #define H2OG_KERNEL(isa) H2OG_KERNEL_(isa)
 extern const Kernel H2OG_KERNEL(H2OG_ISA) = { H2OG_NAME(H2OG_ISA), H2OG_ISA::LANES, H2OG_ISA::attend_narrow, H2OG_ISA::attend_wide,
-                                           H2OG_ISA::combine };
+                                           H2OG_ISA::combine, H2OG_ISA::look, H2OG_ISA::find };
 
 } // namespace h2og

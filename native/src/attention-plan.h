@@ -58,6 +58,23 @@ struct Scratch {
     float * is_hidden;  // [blocks of a unit]
 };
 
+// Keys of one KV head.
+struct Keys {
+    const char * data;
+    size_t    step;     // bytes from one to the next
+    ggml_type type;
+    int32_t   n;
+    const float * hidden;  // [n] 0, or -inf where there is none; nullptr: all are there
+};
+
+// Queries that are held against keys: the lanes of the vectors.
+struct Question {
+    const float * q;    // [head_dim rounded up to whole vectors][width], scaled; 0 behind the queries there are
+    int32_t width;      // a multiple of the kernel's lanes
+    int32_t head_dim;
+    float   softcap;    // 0: none
+};
+
 // The kernel for one instruction set.
 struct Kernel {
     const char * name;
@@ -68,6 +85,14 @@ struct Kernel {
     void (* attend_wide)  (const Attention & a, const Plan & p, const Unit & u, float * memory, float * mass, const Scratch & s);
     void (* combine)(const Attention & a, const Plan & p, const float * workspace, int32_t stream, int32_t head, int32_t part,
                      int32_t n_part, const Scratch & s);
+
+    // For each query the largest logit and the sum of exp(logit - it), going on from those of other keys (-inf, 0).
+    // memory: look_floats() of the queries.
+    void (* look)(const Keys & k, const Question & q, float * top, float * total, float * memory);
+    // For each key the largest over the queries of logit - whole[query]; -inf where it is hidden.
+    void (* find)(const Keys & k, const Question & q, const float * whole, float * best, float * memory);
 };
+
+constexpr size_t look_floats(int32_t width, int32_t dim) { return size_t(BLOCK)*(width + dim); }
 
 } // namespace h2og

@@ -150,6 +150,9 @@ void h2og_state::evict(int32_t s, const int32_t * victims, int32_t n) {
         }
     }
 
+    if (attic != nullptr) {
+        attic->take(s, victims, n);
+    }
     for (int32_t j = 0; j < n_layer; ++j) {
         move_rows(layers[j], s, moves[j]);
         for (const Move & m : moves[j]) {
@@ -157,6 +160,7 @@ void h2og_state::evict(int32_t s, const int32_t * victims, int32_t n) {
             pos     [i + m.to] = pos     [i + m.from];
             rope_pos[i + m.to] = rope_pos[i + m.from];
             scores  [i + m.to] = scores  [i + m.from];
+            recalled[i + m.to] = recalled[i + m.from];
             stream.exact_from = std::max(stream.exact_from, stream.books[m.to] + 1);
         }
     }

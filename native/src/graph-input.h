@@ -3,6 +3,7 @@
 #pragma once
 
 #include "attention.h"
+#include "graph-recall.h"
 #include "state.h"
 
 #include "llama-graph.h"
@@ -30,7 +31,7 @@ public:
     void set_input(const llama_ubatch * ubatch) override;
 
     bool can_reuse(const llm_graph_params & params) override {
-        return version == state.version && n_tokens == params.ubatch.n_tokens;
+        return version == state.version && n_tokens == params.ubatch.n_tokens && recalls.empty() && !state.is_recalling();
     }
 
     h2og_state & state;
@@ -43,6 +44,7 @@ public:
     std::vector<int64_t> slots;       // [n_stream][n] rows that the newest n queries are recorded in
     ggml_tensor * slots_in = nullptr; // int64 [n, n_stream], the same for llama.cpp's operators
     std::vector<std::unique_ptr<Node>> nodes;
+    std::vector<std::unique_ptr<RecallNode>> recalls;
 
 private:
     void set_weights(const llama_ubatch & ubatch);

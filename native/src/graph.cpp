@@ -185,6 +185,7 @@ ggml_tensor * h2og_build_attention(
         layer->scale   = kq_scale;
         layer->softcap = softcap;
         layer->sinks   = sinks;
+        build_recall(g, state, int32_t(layer - state.layers.data()), stream, q, sinks, kq_scale, softcap, in.recalls);
         queries = state.queries != nullptr ? state.queries->tensor(int32_t(layer - state.layers.data())) : nullptr;
     }
 

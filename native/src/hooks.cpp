@@ -14,6 +14,12 @@ using namespace h2og;
 int h2og_before_batch(h2og_state * state, const llama_batch & batch) {
     state->batch_weights = std::move(state->query_weights);
     state->query_weights.clear();
+    for (h2og_state * group : state->groups) {
+        group->recalls = std::move(group->next_recalls);
+        group->next_recalls.clear();
+        group->next_recalls.resize(group->n_stream);
+        group->begin_recalls();
+    }
     const int32_t status = guarded([&]() -> int32_t {
         std::map<int32_t, int32_t> n_tokens;
         for (int32_t i = 0; i < batch.n_tokens; ++i) {

@@ -158,13 +158,17 @@ void h2og_state::turn_entries(int32_t s, int32_t begin) {
     }
     std::vector<Turn> turns;
     std::vector<size_t> entries;  // index into rope_pos of each turn
+    std::vector<std::vector<Turned>> live(n_head_kv);
     for (int32_t j = 0; j < n_layer; ++j) {
         turns.clear();
         entries.clear();
         for (int32_t ih = 0; ih < n_head_kv; ++ih) {
             const size_t base = index(s, j, ih);
             std::sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return pos[base + a] < pos[base + b]; });
+            live[ih].clear();
             for (size_t i = 0; i < order.size(); ++i) {
+                const size_t at = base + order[i];
+                live[ih].push_back({ pos[at], rope_pos[at], begin + int32_t(i) });
                 const int32_t by = begin + int32_t(i) - rope_pos[base + order[i]];
                 if (by != 0) {
                     turns.push_back({ order[i]*n_head_kv + ih, by });
@@ -174,6 +178,9 @@ void h2og_state::turn_entries(int32_t s, int32_t begin) {
         }
         turn_all(*ctx, *cache, first->rotations[layers[j].il], layers[j].il, layers[j].k, s, turns,
                  [&](size_t t) { rope_pos[entries[t]] += turns[t].by; });
+        for (int32_t ih = 0; ih < n_head_kv; ++ih) {
+            turn_attic(s, j, ih, live[ih]);
+        }
     }
 }
 

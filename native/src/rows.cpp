@@ -98,6 +98,30 @@ void move_rows_graph(const RowLayout & rows, int32_t stream, const std::vector<M
     }
 }
 
+void get_row(const RowLayout & rows, int32_t stream, int32_t head, int32_t cell, char * out) {
+    const ggml_tensor * t = rows.tensor;
+    if (!rows.is_transposed) {
+        ggml_backend_tensor_get(t, out, offset_of(rows, stream, head, cell), ggml_row_size(t->type, rows.head_dim));
+        return;
+    }
+    const size_t element = ggml_type_size(t->type);
+    for (int64_t d = 0; d < rows.head_dim; ++d) {
+        ggml_backend_tensor_get(t, out + d*element, stream*t->nb[2] + ((int64_t(head)*rows.head_dim + d)*t->ne[1] + cell)*element, element);
+    }
+}
+
+void set_row(const RowLayout & rows, int32_t stream, int32_t head, int32_t cell, const char * row) {
+    ggml_tensor * t = rows.tensor;
+    if (!rows.is_transposed) {
+        ggml_backend_tensor_set(t, row, offset_of(rows, stream, head, cell), ggml_row_size(t->type, rows.head_dim));
+        return;
+    }
+    const size_t element = ggml_type_size(t->type);
+    for (int64_t d = 0; d < rows.head_dim; ++d) {
+        ggml_backend_tensor_set(t, row + d*element, stream*t->nb[2] + ((int64_t(head)*rows.head_dim + d)*t->ne[1] + cell)*element, element);
+    }
+}
+
 void read_rows(const RowLayout & rows, int32_t stream, const std::vector<int32_t> & cells, float * out) {
     const ggml_tensor * t = rows.tensor;
     const auto to_float = ggml_get_type_traits(t->type)->to_float;

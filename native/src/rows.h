@@ -27,6 +27,10 @@ void move_rows_host(const RowLayout & rows, int32_t stream, const std::vector<Mo
 // The same through a graph on a backend that owns the tensor's buffer; not for transposed rows.
 void move_rows_graph(const RowLayout & rows, int32_t stream, const std::vector<Move> & moves, ggml_backend_t backend);
 
+// One row as it lies in the cache, ggml_row_size() bytes.
+void get_row(const RowLayout & rows, int32_t stream, int32_t head, int32_t cell, char * out);
+void set_row(const RowLayout & rows, int32_t stream, int32_t head, int32_t cell, const char * row);
+
 // float32 out[n_head][cells.size()][head_dim]
 void read_rows(const RowLayout & rows, int32_t stream, const std::vector<int32_t> & cells, float * out);
 

@@ -12,7 +12,7 @@ namespace h2og {
 namespace {
 
 constexpr uint32_t MAGIC = 0x474F3248;  // "H2OG"
-constexpr uint32_t VERSION = 3;
+constexpr uint32_t VERSION = 4;
 
 struct Header {
     uint32_t magic, version;
@@ -21,6 +21,7 @@ struct Header {
     int32_t  n_cells, search_from;  // of the cache that was saved; search_from: where llama.cpp looks for free cells
     int64_t  n_evicted, n_evictions, n_rebases;
     int32_t  n_query, n_query_floats;  // recorded queries, and what all layers have of each
+    int64_t  attic_bytes;              // of the evicted entries behind them
 };
 
 struct Entry { int32_t pos, rope_pos; float score; };
@@ -43,9 +44,14 @@ std::vector<int32_t> occupied(const h2og_state & state, int32_t s) {
     return cells;
 }
 
+// Without the evicted entries.
 size_t size_of(const h2og_state & state, int32_t n_used, int32_t n_query) {
     return sizeof(Header) + size_t(n_used)*sizeof(int32_t) + size_t(state.n_layer)*state.n_head_kv*n_used*sizeof(Entry) +
         size_t(n_query)*(sizeof(Query) + query_floats(state)*sizeof(float));
+}
+
+size_t attic_bytes(const h2og_state & state, int32_t s) {
+    return state.attic != nullptr ? state.attic->saved_bytes(s) : 0;
 }
 
 std::vector<Query> recorded(const h2og_state & state, int32_t s) {
@@ -107,7 +113,7 @@ void load_queries(h2og_state & state, int32_t s, const Header & header, const ui
 
 int64_t state_size(h2og_state & state, int32_t s) {
     state.follow_books(s);
-    return int64_t(size_of(state, state.streams[s].n_used, int32_t(recorded(state, s).size())));
+    return int64_t(size_of(state, state.streams[s].n_used, int32_t(recorded(state, s).size())) + attic_bytes(state, s));
 }
 
 void state_save(h2og_state & state, int32_t s, uint8_t * out, int64_t size) {
@@ -119,7 +125,7 @@ void state_save(h2og_state & state, int32_t s, uint8_t * out, int64_t size) {
     const auto queries = recorded(state, s);
     const Header header = { MAGIC, VERSION, state.n_layer, state.n_head_kv, st.n_used, st.n_past,
                             st.rope_shift, st.exact_from, state.n_cells, int32_t(h2og_access::search_from(*state.cache, s)),
-                            st.n_evicted, st.n_evictions, st.n_rebases, int32_t(queries.size()), query_floats(state) };
+                            st.n_evicted, st.n_evictions, st.n_rebases, int32_t(queries.size()), query_floats(state), int64_t(attic_bytes(state, s)) };
     memcpy(out, &header, sizeof(header));
     out += sizeof(header);
     const auto cells = occupied(state, s);
@@ -144,6 +150,9 @@ void state_save(h2og_state & state, int32_t s, uint8_t * out, int64_t size) {
             memcpy(out, rows.data(), rows.size()*sizeof(float));
             out += rows.size()*sizeof(float);
         }
+    }
+    if (state.attic != nullptr) {
+        state.attic->save(s, out);
     }
 }
 
@@ -173,8 +182,13 @@ void state_load(h2og_state & state, int32_t s, const uint8_t * data, int64_t siz
              header.n_used, header.n_past, st.n_used, st.n_past);
     }
     const size_t expected = size_of(state, header.n_used, header.n_query);
-    if (size != int64_t(expected)) {
-        fail(H2OG_STATE, "the saved state has %lld bytes instead of %zu", (long long) size, expected);
+    if (header.attic_bytes < 0 || size - header.attic_bytes != int64_t(expected)) {
+        fail(H2OG_STATE, "the saved state has %lld bytes instead of %zu and %lld of evicted entries", (long long) size, expected,
+             (long long) header.attic_bytes);
+    }
+    const uint8_t * saved_attic = data + expected;
+    if (header.attic_bytes > 0 && Attic::check_saved(state, saved_attic, size_t(header.attic_bytes), header.n_past) != size_t(header.attic_bytes)) {
+        fail(H2OG_STATE, "the saved state has %lld bytes of evicted entries, and not as many as they take", (long long) header.attic_bytes);
     }
     data += sizeof(header);
     std::vector<int32_t> before(cells.size());
@@ -202,6 +216,9 @@ void state_load(h2og_state & state, int32_t s, const uint8_t * data, int64_t siz
         }
     }
     load_queries(state, s, header, data);
+    if (state.attic != nullptr && header.attic_bytes > 0) {
+        state.attic->load(s, saved_attic);
+    }
     st.rope_shift  = header.rope_shift;
     st.window_shift.assign(state.window != nullptr ? h2og_access::layers(*state.window).size() : 0, header.rope_shift);
     st.exact_from  = header.exact_from;

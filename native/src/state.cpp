@@ -74,12 +74,15 @@ h2og_state::h2og_state(llama_context & ctx, const Caches & caches, const h2og_pa
 
     set_params(of_group(wanted, *cache, first == nullptr && h2og_access::parts(*cache).empty()));
 
+    next_recalls.resize(n_stream);
+    recalls.resize(n_stream);
     streams.resize(n_stream);
     for (auto & s : streams) {
         s.books.assign(n_cells, -1);
     }
     pos.assign(size_t(n_stream)*n_layer*n_head_kv*n_cells, -1);
     rope_pos = pos;
+    recalled.assign(pos.size(), 0);
     allocate_scores();
     for (int32_t s = 0; s < n_stream; ++s) {
         follow_books(s);
@@ -142,6 +145,30 @@ void h2og_state::set_params(const h2og_params & wanted) {
     h2og_access::reserve_again(*ctx);
 }
 
+void h2og_state::set_attic(const h2og_attic_params & wanted) {
+    settle();
+    for (int32_t s = 0; s < n_stream; ++s) {
+        follow_books(s);  // what was exchanged with the old one is in the books
+    }
+    attic = wanted.max_bytes > 0 ? std::make_unique<Attic>(*this, wanted) : nullptr;
+    for (auto & recall : next_recalls) {
+        recall.reset();
+    }
+}
+
+// What the recall before fetched back is as any other entry now.
+void h2og_state::begin_recalls() {
+    for (int32_t s = 0; s < n_stream; ++s) {
+        if (recalls[s] != nullptr) {
+            std::fill_n(recalled.begin() + index(s, 0, 0), index(1, 0, 0), uint8_t(0));
+        }
+    }
+}
+
+bool h2og_state::is_recalling() const {
+    return std::any_of(recalls.begin(), recalls.end(), [](const auto & recall) { return recall != nullptr; });
+}
+
 void h2og_state::require_context() const {
     if (ctx == nullptr) {
         fail(H2OG_DETACHED, "the llama_context of this cache has been freed");
@@ -161,6 +188,7 @@ void h2og_state::clear_entry(int32_t stream, int32_t cell) {
             const size_t i = index(stream, j, ih) + cell;
             pos[i] = rope_pos[i] = -1;
             scores[i] = 0.0f;
+            recalled[i] = 0;
         }
     }
 }
@@ -201,6 +229,9 @@ void h2og_state::follow_books(int32_t stream) {
             }
         }
     }
+    if (attic != nullptr) {
+        s.exact_from = std::max(s.exact_from, attic->exact_from(stream));
+    }
     s.n_used = int32_t(cells.get_used());
     s.n_past = cells.seq_pos_max(stream) + 1;
     if (changed_scores) {
@@ -214,9 +245,13 @@ void h2og_state::forget(int32_t stream) {
     std::fill_n(pos.begin() + begin, n, -1);
     std::fill_n(rope_pos.begin() + begin, n, -1);
     std::fill_n(scores + begin, n, 0.0f);
+    std::fill_n(recalled.begin() + begin, n, uint8_t(0));
     upload_scores(stream);
     if (queries != nullptr) {
         queries->clear(stream);
+    }
+    if (attic != nullptr) {
+        attic->clear(stream);
     }
     streams[stream] = Stream{};
     streams[stream].books.assign(n_cells, -1);
@@ -232,7 +267,7 @@ h2og_view h2og_state::view(int32_t stream) const {
     const Stream & s = streams[stream];
     const size_t i = index(stream, 0, 0);
     return { stream, n_layer, n_head_kv, n_cells, s.n_used, s.n_past, params.decay,
-             layer_ids.data(), scores + i, pos.data() + i, rope_pos.data() + i };
+             layer_ids.data(), scores + i, pos.data() + i, rope_pos.data() + i, recalled.data() + i };
 }
 
 void h2og_state::copy_stream(int32_t from, int32_t to) {
@@ -245,9 +280,13 @@ void h2og_state::copy_stream(int32_t from, int32_t to) {
     std::copy_n(pos.begin()      + index(from, 0, 0), n, pos.begin()      + index(to, 0, 0));
     std::copy_n(rope_pos.begin() + index(from, 0, 0), n, rope_pos.begin() + index(to, 0, 0));
     std::copy_n(scores           + index(from, 0, 0), n, scores           + index(to, 0, 0));
+    std::copy_n(recalled.begin() + index(from, 0, 0), n, recalled.begin() + index(to, 0, 0));
     streams[to] = streams[from];
     if (queries != nullptr) {
         queries->copy(from, to);
+    }
+    if (attic != nullptr) {
+        attic->copy(from, to);
     }
     upload_scores(to);
 }

@@ -5,9 +5,11 @@
 #pragma once
 
 #include "access.h"
+#include "attic.h"
 #include "error.h"
 #include "h2og.h"
 #include "queries.h"
+#include "recall.h"
 #include "rotation.h"
 #include "rows.h"
 
@@ -43,6 +45,9 @@ struct Stream {
     int64_t n_rebases  = 0;
 };
 
+// Where the key of an entry was turned to.
+struct Turned { int32_t pos, from, to; };
+
 struct FreeGgml   { void operator()(ggml_context * c) const { ggml_free(c); } };
 struct FreeBuffer { void operator()(ggml_backend_buffer_t b) const { ggml_backend_buffer_free(b); } };
 
@@ -65,6 +70,7 @@ struct h2og_state {
     static Caches find_caches(llama_context & ctx);
 
     void set_params(const h2og_params & params);
+    void set_attic(const h2og_attic_params & params);
     void context_gone();
     void require_context() const;
 
@@ -134,10 +140,18 @@ struct h2og_state {
     std::vector<h2og::Rotation> rotations;  // by model layer; of the first group
     std::vector<h2og::Stream> streams;
     std::unique_ptr<h2og::Queries> queries;  // nullptr: none are recorded
+    std::unique_ptr<h2og::Attic>   attic;    // nullptr: what is evicted is lost
+
+    // By stream, nullptr: none.
+    std::vector<std::unique_ptr<h2og::Recall>> next_recalls;  // of the next batch
+    std::vector<std::unique_ptr<h2og::Recall>> recalls;       // of the batch being decoded
+    bool is_recalling() const;
+    void begin_recalls();
 
     float *              scores = nullptr;  // [n_stream, n_layer, n_head_kv, n_cells]; host layers' tensors lie here
     std::vector<int32_t> pos;               // same shape
     std::vector<int32_t> rope_pos;          // same shape
+    std::vector<uint8_t> recalled;          // same shape: fetched back by the last recall
 
     // Of the first group.
     bool in_callback = false;                  // a policy or an observer is running
@@ -161,6 +175,7 @@ private:
 
     void make_room_for(int32_t seq, int32_t n);
     void turn_entries(int32_t stream, int32_t begin);
+    void turn_attic(int32_t stream, int32_t layer, int32_t head, const std::vector<h2og::Turned> & live);
     int32_t exact_from(int32_t stream) const;
     void allocate_scores();
     void clear_entry(int32_t stream, int32_t cell);

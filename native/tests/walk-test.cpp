@@ -30,7 +30,7 @@ int64_t sum_of(const std::vector<h2og_cache *> & groups, int32_t seq, int64_t h2
 }
 
 void walk(llama_model & model, const tiny::Options & o, int32_t attention, bool is_scored, int n_step, uint32_t seed,
-          bool graph_moves = false) {
+          bool graph_moves = false, bool has_attic = false) {
     const auto ctx = tiny::make_context(model, o);
     const int32_t block = 16;
     RandomPolicy policy;
@@ -47,13 +47,15 @@ void walk(llama_model & model, const tiny::Options & o, int32_t attention, bool 
         CHECK(h2og_set_params(groups[i], &params) == H2OG_OK, "%s", h2og_last_error());
         CHECK(h2og_set_policy(groups[i], RandomPolicy::victims, &policy) == H2OG_OK, "%s", h2og_last_error());
         h2og_access::cparams(*ctx).h2og->groups[i]->force_graph_moves = graph_moves;
+        const h2og_attic_params attic = { has_attic ? 64 << 20 : 0, -1, -1, i == 0 ? "/tmp" : nullptr };
+        CHECK(h2og_set_attic(groups[i], &attic) == H2OG_OK, "%s", h2og_last_error());
     }
 
     std::mt19937 rng(seed);
     std::vector<std::vector<Walker>> walkers(o.n_seq);  // by sequence and group
     for (uint32_t s = 0; s < o.n_seq; ++s) {
         for (size_t i = 0; i < groups.size(); ++i) {
-            walkers[s].push_back({ *ctx, groups[i], int32_t(s), i, {}, {}, {}, {} });
+            walkers[s].push_back({ *ctx, groups[i], int32_t(s), i, {}, {}, {}, {}, has_attic });
         }
     }
     auto * memory = llama_get_memory(ctx.get());
@@ -96,6 +98,10 @@ void walk(llama_model & model, const tiny::Options & o, int32_t attention, bool 
             }
             default: {
                 const int32_t n = rng() % 3 == 0 ? 1 + int32_t(rng() % o.n_ubatch) : 1;
+                for (size_t i = 0; has_attic && rng() % 2 == 0 && i < groups.size(); ++i) {
+                    const h2og_span keep[] = { { 0, 2 }, { v.n_past - policy.n_recent, INT32_MAX } };
+                    CHECK(h2og_recall_next(groups[i], w.seq, keep, 2, 1 + int32_t(rng() % 50), 4) == H2OG_OK, "%s", h2og_last_error());
+                }
                 CHECK(tiny::decode(*ctx, tiny::random_tokens(rng, n), w.seq) == 0, "%s", h2og_last_error());
                 for (Walker & any : sequence) {
                     any.decoded(v.n_past, n);
@@ -115,6 +121,101 @@ void walk(llama_model & model, const tiny::Options & o, int32_t attention, bool 
     h2og_detach(cache);
 }
 
+// Of two entries with the same values, the one that the queries attend to comes back.
+void recalls_what_is_asked_for(llama_model & model) {
+    const auto ctx = tiny::make_context(model, {});
+    const h2og_params params = { 100, 16, H2OG_ATTENTION_AUTO, 0, 1.0f, 1, 1 };
+    h2og_cache * cache = nullptr;
+    CHECK(h2og_attach(ctx.get(), &params, &cache) == H2OG_OK, "%s", h2og_last_error());
+    const h2og_attic_params attic = { 64 << 20, -1, -1, nullptr };
+    CHECK(h2og_recall_next(cache, 0, nullptr, 0, 1, 1) == H2OG_INVALID, "recalled without an attic");
+    CHECK(h2og_set_attic(cache, &attic) == H2OG_OK, "%s", h2og_last_error());
+    std::mt19937 rng(9);
+    CHECK(tiny::decode(*ctx, tiny::random_tokens(rng, 60)) == 0, "%s", h2og_last_error());
+    h2og_view v;
+    CHECK(h2og_get_view(cache, 0, &v) == H2OG_OK, "%s", h2og_last_error());
+    std::vector<float> keys(size_t(v.n_head_kv)*v.n_cells*tiny::HEAD_DIM);
+    CHECK(h2og_read_keys(cache, 0, 0, nullptr, v.n_cells, keys.data()) == H2OG_OK, "%s", h2og_last_error());
+    std::vector<int32_t> victims;
+    for (int32_t i = 0; i < N_LAYER*tiny::N_HEAD_KV; ++i) {
+        for (int32_t cell = 10; cell < 50; ++cell) {
+            victims.push_back(cell);
+        }
+    }
+    CHECK(h2og_evict(cache, 0, victims.data(), 40) == H2OG_OK, "%s", h2og_last_error());
+    const h2og_span keep[] = { { 50, INT32_MAX } };
+    CHECK(h2og_recall_next(cache, 0, keep, 1, INT32_MAX, 1) == H2OG_OK, "%s", h2og_last_error());
+    CHECK(tiny::decode(*ctx, tiny::random_tokens(rng, 1)) == 0, "%s", h2og_last_error());
+    std::vector<float> query(size_t(tiny::N_HEAD)*tiny::HEAD_DIM);
+    CHECK(h2og_read_queries(cache, 0, 0, query.data()) == H2OG_OK, "%s", h2og_last_error());
+    CHECK(h2og_get_view(cache, 0, &v) == H2OG_OK, "%s", h2og_last_error());
+    for (int32_t h = 0; h < v.n_head_kv; ++h) {
+        // Scores are logits less a number per query head, which is what all entries of then make.
+        constexpr int32_t GROUP = tiny::N_HEAD/tiny::N_HEAD_KV;
+        std::vector<double> score(60, -1e30);
+        for (int32_t g = 0; g < GROUP; ++g) {
+            std::vector<double> logit(60);
+            double whole = 0.0;
+            for (int32_t p = 0; p < 60; ++p) {
+                for (int32_t d = 0; d < tiny::HEAD_DIM; ++d) {
+                    logit[p] += double(query[(h*GROUP + g)*tiny::HEAD_DIM + d])*keys[(size_t(h)*v.n_cells + p)*tiny::HEAD_DIM + d]/8.0;
+                }
+                whole += p < 10 || p >= 50 ? std::exp(logit[p]) : 0.0;
+            }
+            for (int32_t p = 0; p < 60; ++p) {
+                score[p] = std::max(score[p], logit[p] - std::log(whole));
+            }
+        }
+        std::vector<std::pair<double, int32_t>> ranked;
+        for (int32_t p = 0; p < 50; ++p) {
+            ranked.push_back({ *std::max_element(score.begin() + std::max(0, p - 4), score.begin() + std::min(60, p + 5)), p });
+        }
+        std::sort(ranked.rbegin(), ranked.rend());
+        std::set<int32_t> held;
+        for (int32_t cell = 0; cell < v.n_cells; ++cell) {
+            held.insert(v.pos[size_t(h)*v.n_cells + cell]);
+        }
+        for (int32_t i = 0; i < 50; ++i) {  // neighbours share a score: those of the tenth are either
+            const bool is_in = held.count(ranked[i].second) != 0;
+            CHECK(std::fabs(ranked[i].first - ranked[9].first) < 1e-3 || is_in == (i < 9), "position %d, rank %d of head %d",
+                  ranked[i].second, i, h);
+        }
+    }
+    h2og_detach(cache);
+}
+
+// Beyond its limit the attic drops what scores least, and says how many.
+void keeps_a_limit(llama_model & model) {
+    const auto ctx = tiny::make_context(model, {});
+    const h2og_params params = { 32, 16, H2OG_ATTENTION_AUTO, 0, 1.0f, 1, 0 };
+    RandomPolicy policy;
+    policy.n_recent = 8;
+    h2og_cache * cache = nullptr;
+    CHECK(h2og_attach(ctx.get(), &params, &cache) == H2OG_OK, "%s", h2og_last_error());
+    CHECK(h2og_set_policy(cache, RandomPolicy::victims, &policy) == H2OG_OK, "%s", h2og_last_error());
+    const int64_t row = 2*tiny::HEAD_DIM*2, all = N_LAYER*tiny::N_HEAD_KV;
+    for (const h2og_attic_params & bad : { h2og_attic_params{ 1000, -1, -1, nullptr }, { -1, -1, -1, nullptr }, { 1 << 20, 99, -1, nullptr },
+                                           { 1 << 20, -1, -1, "/no/such/folder" }, { 1 << 20, GGML_TYPE_Q4_K, -1, nullptr } }) {
+        CHECK(h2og_set_attic(cache, &bad) == H2OG_INVALID, "accepted %lld bytes of type %d", (long long) bad.max_bytes, bad.type_k);
+    }
+    const h2og_attic_params attic = { 2*256*all*row, -1, -1, nullptr };
+    CHECK(h2og_set_attic(cache, &attic) == H2OG_OK, "%s", h2og_last_error());
+    std::mt19937 rng(10);
+    for (int i = 0; i < 100; ++i) {
+        CHECK(tiny::decode(*ctx, tiny::random_tokens(rng, 16)) == 0, "%s", h2og_last_error());
+    }
+    h2og_attic_info info;
+    CHECK(h2og_get_attic(cache, 0, &info) == H2OG_OK, "%s", h2og_last_error());
+    h2og_counters counters;
+    CHECK(h2og_get_counters(cache, 0, &counters) == H2OG_OK, "%s", h2og_last_error());
+    CHECK(info.bytes <= attic.max_bytes && info.n_entry <= 512 && info.n_entry > 200, "%d entries", info.n_entry);
+    CHECK(info.n_dropped == (counters.n_evicted - info.n_entry)*all, "%lld dropped of %lld", (long long) info.n_dropped,
+          (long long) counters.n_evicted*all);
+    CHECK(llama_memory_seq_rm(llama_get_memory(ctx.get()), 0, -1, -1), "clearing was refused");
+    CHECK(h2og_get_attic(cache, 0, &info) == H2OG_OK && info.n_entry == 0 && info.bytes == 0 && info.n_dropped == 0, "not emptied");
+    h2og_detach(cache);
+}
+
 // A bad victim is refused with words, and nothing has changed.
 void refuses_bad_victims(llama_model & model) {
     const auto ctx = tiny::make_context(model, {});
@@ -123,7 +224,7 @@ void refuses_bad_victims(llama_model & model) {
     CHECK(h2og_attach(ctx.get(), &params, &cache) == H2OG_OK, "%s", h2og_last_error());
     std::mt19937 rng(3);
     CHECK(tiny::decode(*ctx, tiny::random_tokens(rng, 20)) == 0, "%s", h2og_last_error());
-    Walker w = { *ctx, cache, 0, 0, {}, {}, {}, {} };
+    Walker w = { *ctx, cache, 0, 0, {}, {}, {}, {}, false };
     w.check();
     for (const std::array<int32_t, 2> bad : { std::array<int32_t, 2>{ 3, 3 }, { -1, 2 }, { 5, 255 }, { 1, 1000000 } }) {
         std::vector<int32_t> victims;
@@ -340,6 +441,17 @@ int main(int argc, char ** argv) {
         walk(*model, grouped, H2OG_ATTENTION_AUTO, true, n_step, seed++);
         walk(*model, grouped, H2OG_ATTENTION_COMPOSED, true, n_step, seed++);
     }
+    for (const auto & [type, n_seq] : { std::pair<ggml_type, uint32_t>{ GGML_TYPE_F16, 1 }, { GGML_TYPE_Q8_0, 2 }, { GGML_TYPE_IQ4_NL, 1 } }) {
+        tiny::Options o;
+        o.type_k = o.type_v = type;
+        o.n_seq = n_seq;
+        walk(*model, o, H2OG_ATTENTION_AUTO, true, n_step, seed++, false, true);
+        o.layer_cells = { 256, 90 };
+        walk(*model, o, H2OG_ATTENTION_COMPOSED, true, n_step, seed++, true, true);
+    }
+    walk(*model, transposed, H2OG_ATTENTION_AUTO, true, n_step, seed++, false, true);
+    recalls_what_is_asked_for(*model);
+    keeps_a_limit(*model);
     refuses_bad_victims(*model);
     copies_whole_sequences(*model, {});
     copies_whole_sequences(*model, { 256, 100 });

@@ -48,6 +48,7 @@ struct Walker {
     std::map<int32_t, int32_t> own_cell;                                                 // position -> cell it was written to
     std::vector<int32_t> recorded;                                                       // positions, the newest N_OBSERVED
     std::array<std::map<int32_t, Row>, N_LAYER> queries;                                 // position -> query
+    bool has_attic = false;                                                              // which holds all that was evicted
 
     h2og_view view() const {
         h2og_view v;
@@ -104,11 +105,30 @@ struct Walker {
                           v.pos[base + it->second], it->first);
                 }
                 CHECK(n_used == v.n_used, "%d entries where %d are used", n_used, v.n_used);
+                if (has_attic) {
+                    check_attic(j, h, seen);
+                    continue;  // what is not seen may come back, and must be the same then
+                }
                 for (auto it = rows.begin(); it != rows.end();) {
                     it = seen.count(it->first) ? std::next(it) : rows.erase(it);
                 }
             }
         }
+    }
+
+    // What is not in the cache is there, and nothing else.
+    void check_attic(int32_t layer, int32_t head, const std::set<int32_t> & in_cache) {
+        h2og_attic_info info;
+        CHECK(h2og_get_attic(cache, seq, &info) == H2OG_OK, "%s", h2og_last_error());
+        std::vector<int32_t> pos(size_t(info.n_entry)*tiny::N_HEAD_KV);
+        CHECK(h2og_read_attic_pos(cache, seq, layer, pos.data()) == H2OG_OK, "%s", h2og_last_error());
+        std::set<int32_t> all(in_cache);
+        for (int32_t i = 0; i < info.n_entry; ++i) {
+            CHECK(all.insert(pos[size_t(head)*info.n_entry + i]).second, "position %d is held twice", pos[size_t(head)*info.n_entry + i]);
+        }
+        const h2og_view v = view();
+        CHECK(int32_t(all.size()) == v.n_past && (all.empty() || *all.rbegin() == v.n_past - 1), "%zu entries of %d, dropped %lld",
+              all.size(), v.n_past, (long long) info.n_dropped);
     }
 
     void decoded(int32_t first, int32_t n) {

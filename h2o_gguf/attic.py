@@ -1,0 +1,115 @@
+"""Evicted entries that stay within reach, and the turns that recall them."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from h2o_gguf.errors import OptionError
+from h2o_gguf.policies import LayerBudgets, Policy
+
+__all__ = ["LIMIT", "N_ASKED", "Attic", "AtticOptions", "AtticReport"]
+
+Place = Literal["ram", "disk", "off"]
+LIMIT = 1 << 30
+OWN_TYPE = -1
+N_ASKED = 32  # the newest tokens of a turn: those whose queries are held against the attic
+LAST = 2**31 - 1  # beyond every position
+
+
+@dataclass(frozen=True)
+class AtticOptions:
+    """Where evicted entries stay.
+
+    place : "ram", "disk" (a file that ends with the process), or "off": they are lost.
+    limit : bytes of their rows; beyond it the least-scored are dropped. type : ggml's number of what they are
+    kept as; None: the cache's own. folder : of the file; None: the system's for temporary files.
+
+    Raises: OptionError.
+    """
+
+    place: Place = "off"
+    limit: int = LIMIT
+    type: int | None = None
+    folder: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.place not in get_args(Place):
+            raise OptionError(f"attic is {self.place!r}: it must be 'ram', 'disk' or 'off'", "attic")
+        if isinstance(self.limit, bool) or not isinstance(self.limit, int) or self.limit < 1:
+            raise OptionError(f"attic_limit is {self.limit!r}: it must be bytes, 1 or more", "attic_limit")
+
+
+@dataclass(frozen=True)
+class AtticReport:
+    """The state of an attic.
+
+    entries : per KV head, a mean over the layers. bytes : of rows, as allocated. limit : bytes.
+    dropped : entries per KV head that were dropped for want of space since the last reset.
+    recalled : entries per KV head that the last turn fetched back.
+    """
+
+    place: str
+    entries: int
+    bytes: int
+    limit: int
+    dropped: int
+    recalled: float
+
+
+class Attic:
+    """The attics of a cache's groups.
+
+    groups : native caches, each with the n_layer and n_head_kv it is of. policy : theirs.
+    """
+
+    def __init__(self, groups: Sequence[Any], policy: Policy, options: AtticOptions) -> None:
+        """Raises: OptionError, the limit is too small, or the type or the folder does not fit."""
+        self._groups, self._policy, self.options = groups, policy, options
+        self._n_recalled = 0  # before the last turn
+        kind = OWN_TYPE if options.type is None else options.type
+        folder = (options.folder or Path(tempfile.gettempdir())) if options.place == "disk" else None
+        n_layer = sum(group.n_layer for group in groups)
+        for group in groups:
+            share = options.limit * group.n_layer // n_layer
+            group.attic.open(share, type_k=kind, type_v=kind, folder=folder)
+
+    def recall_next(self, n_past: int, pins: Sequence[tuple[int, int]], n_asked: int = N_ASKED) -> None:
+        """Let the next batch recall.  n_past : its first position. pins : spans that stay in the cache."""
+        self._n_recalled = self._total("n_recalled")
+        for group in self._groups:
+            policy = self._policy_of(group)
+            keep = [(0, policy.n_sink), *pins, (n_past - policy.n_recent, LAST)]
+            group.attic.recall_next(keep, n_asked=n_asked)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing has been evicted yet."""
+        return all(group.attic.info().n_entry == 0 for group in self._groups)
+
+    def _policy_of(self, group: Any) -> Policy:
+        if isinstance(self._policy, LayerBudgets):
+            return self._policy.part(group.layer_ids)
+        return self._policy
+
+    def _total(self, name: str) -> int:
+        return sum(int(getattr(group.attic.info(), name)) for group in self._groups)
+
+    def report(self) -> AtticReport:
+        """What it holds now."""
+        n_heads = sum(group.n_layer * group.n_head_kv for group in self._groups)
+
+        def mean(count: Callable[[Any], int]) -> int:
+            return sum(int(count(g)) * g.n_layer * g.n_head_kv for g in self._groups) // n_heads
+
+        return AtticReport(
+            place=self.options.place,
+            entries=mean(lambda group: group.attic.info().n_entry),
+            bytes=self._total("bytes"),
+            limit=self.options.limit,
+            dropped=self._total("n_dropped") // n_heads,
+            recalled=max(0, self._total("n_recalled") - self._n_recalled) / n_heads,
+        )

@@ -1,0 +1,166 @@
+#include "recall.h"
+
+#include "attention-plan.h"
+#include "state.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+namespace h2og {
+
+namespace {
+
+constexpr int32_t POOL = 4;  // positions to either side: what belongs to a fact comes with it
+constexpr float NEG_INF = -std::numeric_limits<float>::infinity();
+
+// The largest of each value and its neighbours.
+std::vector<float> pooled(const std::vector<float> & x) {
+    std::vector<float> out(x.size());
+    const int32_t n = int32_t(x.size());
+    for (int32_t i = 0; i < n; ++i) {
+        const auto begin = x.begin() + std::max(0, i - POOL), end = x.begin() + std::min(n, i + POOL + 1);
+        out[i] = *std::max_element(begin, end);
+    }
+    return out;
+}
+
+std::vector<float> & scratch(size_t n) {
+    static thread_local std::vector<float> memory;
+    memory.resize(std::max(memory.size(), n));
+    return memory;
+}
+
+} // namespace
+
+Recall::Recall(h2og_state & state, int32_t stream, std::vector<Span> protected_, int32_t n_most, int32_t n_asked) :
+    stream(stream), state(state), kernel(*usable_kernels().front()), protected_spans(std::move(protected_)), n_most(n_most),
+    n_asked(n_asked), heads(state.n_head_kv) {}
+
+bool Recall::is_protected(int32_t pos) const {
+    return std::any_of(protected_spans.begin(), protected_spans.end(),
+                       [&](const Span & span) { return pos >= span.first && pos < span.second; });
+}
+
+// Query-major, the newest n_asked of them; the kernel's lanes are filled up with zeros.
+void Recall::load_queries(Head & head, int32_t ih, const Asked & asked) const {
+    const int32_t group = asked.n_head/state.n_head_kv, n = std::min(asked.n_query, n_asked);
+    const int32_t n_row = n*group, width = (n_row + kernel.lanes - 1)/kernel.lanes*kernel.lanes;
+    head.q.assign(size_t(state.head_dim_k)*width, 0.0f);
+    head.whole.assign(width, std::numeric_limits<float>::infinity());
+    for (int32_t r = 0; r < n_row; ++r) {
+        const float * src = reinterpret_cast<const float *>(
+            asked.q + (ih*group + r % group)*asked.q_head + (asked.n_query - n + r/group)*asked.q_query);
+        for (int32_t d = 0; d < state.head_dim_k; ++d) {
+            head.q[size_t(d)*width + r] = src[d]*asked.scale;
+        }
+        head.whole[r] = asked.sinks != nullptr ? asked.sinks[ih*group + r % group] : NEG_INF;
+    }
+}
+
+void Recall::look(int32_t layer, const Asked & asked, int32_t i_thread, int32_t n_thread) {
+    if (i_thread == 0) {
+        next_search   = 0;
+        next_exchange = 0;
+    }
+    const Layer & l = state.layers[layer];
+    const size_t step = l.k->nb[1], row = ggml_row_size(l.k->type, state.head_dim_k);
+    const char * keys = static_cast<const char *>(l.k->data) + stream*l.k->nb[2];
+    std::vector<char> fetched;
+    if (!l.is_host && i_thread < state.n_head_kv) {
+        fetched.resize(l.k->nb[2]);
+        ggml_backend_tensor_get(l.k, fetched.data(), stream*l.k->nb[2], fetched.size());
+        keys = fetched.data();
+    }
+    for (int32_t ih = i_thread; ih < state.n_head_kv; ih += n_thread) {
+        Head & head = heads[ih];
+        load_queries(head, ih, asked);
+        const int32_t width = int32_t(head.whole.size());
+        const int32_t * pos = state.pos.data() + state.index(stream, layer, ih);
+        std::vector<float> hidden(state.n_cells), top(head.whole), total(width);
+        for (int32_t cell = 0; cell < state.n_cells; ++cell) {
+            hidden[cell] = pos[cell] < 0 ? NEG_INF : 0.0f;  // the batch's own entries are not in the books yet
+        }
+        for (int32_t r = 0; r < width; ++r) {
+            total[r] = top[r] == NEG_INF ? 0.0f : 1.0f;  // the sink's share
+        }
+        std::vector<float> & memory = scratch(look_floats(width, (state.head_dim_k + kernel.lanes)));
+        const Keys k = { keys + ih*row, step, l.k->type, state.n_cells, hidden.data() };
+        const Question q = { head.q.data(), width, state.head_dim_k, asked.softcap };
+        kernel.look(k, q, top.data(), total.data(), memory.data());
+        for (int32_t r = 0; r < width; ++r) {
+            head.whole[r] = total[r] > 0.0f ? top[r] + std::log(total[r]) : std::numeric_limits<float>::infinity();
+        }
+        head.in_cache.resize(state.n_cells);
+        kernel.find(k, q, head.whole.data(), head.in_cache.data(), memory.data());
+        head.in_attic.resize(state.attic->n_entry(stream));
+    }
+}
+
+void Recall::search(int32_t layer, const Asked & asked) {
+    const Attic & attic = *state.attic;
+    const int32_t n = attic.n_entry(stream), n_chunk = (n + Attic::CHUNK - 1)/Attic::CHUNK;
+    for (int32_t i; (i = next_search.fetch_add(1, std::memory_order_relaxed)) < n_chunk*state.n_head_kv;) {
+        const int32_t ih = i % state.n_head_kv, chunk = i/state.n_head_kv, first = chunk*Attic::CHUNK;
+        Head & head = heads[ih];
+        const int32_t width = int32_t(head.whole.size());
+        const Keys k = { attic.keys(stream, layer, ih, chunk), attic.key_bytes, attic.type_k, std::min(Attic::CHUNK, n - first), nullptr };
+        const Question q = { head.q.data(), width, state.head_dim_k, asked.softcap };
+        std::vector<float> & memory = scratch(look_floats(width, (state.head_dim_k + kernel.lanes)));
+        kernel.find(k, q, head.whole.data(), head.in_attic.data() + first, memory.data());
+    }
+}
+
+void Recall::exchange(int32_t layer) {
+    for (int32_t ih; (ih = next_exchange.fetch_add(1, std::memory_order_relaxed)) < state.n_head_kv;) {
+        exchange_head(layer, ih);
+    }
+}
+
+void Recall::exchange_head(int32_t layer, int32_t ih) {
+    Head & head = heads[ih];
+    Attic & attic = *state.attic;
+    const auto & entries = attic.entries(stream, layer, ih);
+    const int32_t * pos = state.pos.data() + state.index(stream, layer, ih);
+
+    std::vector<float> by_pos(state.streams[stream].n_past, NEG_INF);
+    for (int32_t cell = 0; cell < state.n_cells; ++cell) {
+        if (pos[cell] >= 0) {
+            by_pos[pos[cell]] = head.in_cache[cell];
+        }
+    }
+    for (size_t slot = 0; slot < entries.size(); ++slot) {
+        by_pos[entries[slot].pos] = head.in_attic[slot];
+    }
+    by_pos = pooled(by_pos);
+
+    using Ranked = std::pair<float, int32_t>;  // score, cell or slot
+    std::vector<Ranked> out, in;
+    for (int32_t cell = 0; cell < state.n_cells; ++cell) {
+        if (pos[cell] >= 0 && !is_protected(pos[cell])) {
+            out.emplace_back(by_pos[pos[cell]], cell);
+        }
+    }
+    if (out.empty() || entries.empty()) {
+        return;
+    }
+    std::sort(out.begin(), out.end());
+    for (size_t slot = 0; slot < entries.size(); ++slot) {
+        const float score = by_pos[entries[slot].pos];
+        if (score > out[0].first) {
+            in.emplace_back(score, int32_t(slot));
+        }
+    }
+    const size_t n = std::min({ in.size(), out.size(), size_t(n_most) });
+    std::partial_sort(in.begin(), in.begin() + n, in.end(), std::greater<>());
+    int64_t n_exchanged = 0;
+    int32_t exact_from = 0;
+    for (size_t i = 0; i < n && in[i].first > out[i].first; ++i, ++n_exchanged) {
+        attic.exchange(state, stream, layer, ih, in[i].second, out[i].second);
+        exact_from = std::max(exact_from, state.streams[stream].books[out[i].second] + 1);
+    }
+    attic.count_recalled(stream, n_exchanged, exact_from);
+}
+
+} // namespace h2og

@@ -1,0 +1,64 @@
+// Recall: before a layer attends, the queries of a new turn fetch back what they need of what was evicted.
+//
+//   score[c] = max over the queries t and the G query heads of  logit(t, c) - log(sum over the cache's entries of exp(logit))
+//
+// for the entries of cache and attic, then the largest of those at most POOL positions away.  The best of the attic are
+// exchanged with the worst of the cache that are not protected, in each layer and KV head on its own.
+#pragma once
+
+#include "attic.h"
+
+#include <atomic>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+struct h2og_state;
+
+namespace h2og {
+
+struct Kernel;
+
+using Span = std::pair<int32_t, int32_t>;  // positions, the end not included
+
+// What a layer asks with.
+struct Asked {
+    const char * q;                    // float32 [n_head][n_query][head_dim_k] of one sequence, with these strides in bytes
+    size_t  q_query, q_head;
+    int32_t n_query, n_head;
+    float   scale, softcap;
+    const float * sinks;               // [n_head] or nullptr
+};
+
+// Of one sequence, for one batch.  Layers follow each other, each in three steps that all threads take part in and that
+// no thread begins before all have ended the one before.
+class Recall {
+public:
+    // protected_: entries that are not exchanged. n_most: exchanges of each KV head. n_asked: the newest queries that count.
+    Recall(h2og_state & state, int32_t stream, std::vector<Span> protected_, int32_t n_most, int32_t n_asked);
+
+    void look    (int32_t layer, const Asked & asked, int32_t i_thread, int32_t n_thread);
+    void search  (int32_t layer, const Asked & asked);
+    void exchange(int32_t layer);
+
+    const int32_t stream;
+
+private:
+    struct Head {
+        std::vector<float> q, whole;             // [head_dim][width], [width]
+        std::vector<float> in_cache, in_attic;   // scores of cells and of slots
+    };
+
+    bool is_protected(int32_t pos) const;
+    void load_queries(Head & head, int32_t ih, const Asked & asked) const;
+    void exchange_head(int32_t layer, int32_t ih);
+
+    h2og_state & state;
+    const Kernel & kernel;
+    const std::vector<Span> protected_spans;
+    const int32_t n_most, n_asked;
+    std::vector<Head> heads;
+    std::atomic<int32_t> next_search{0}, next_exchange{0};  // of a layer: what no thread has begun
+};
+
+} // namespace h2og
