@@ -11,12 +11,13 @@ from typing import Any, Literal, get_args
 from h2o_gguf.errors import OptionError
 from h2o_gguf.policies import LayerBudgets, Policy
 
-__all__ = ["LIMIT", "N_ASKED", "Attic", "AtticOptions", "AtticReport"]
+__all__ = ["LIMIT", "N_ASKED", "N_TURN", "Attic", "AtticOptions", "AtticReport"]
 
 Place = Literal["ram", "disk", "off"]
 LIMIT = 1 << 30
 OWN_TYPE = -1
-N_ASKED = 32  # the newest tokens of a turn: those whose queries are held against the attic
+N_TURN = 32  # the newest tokens of a turn, which see what was recalled
+N_ASKED = 8  # the newest of them, whose queries are held against the attic
 LAST = 2**31 - 1  # beyond every position
 
 
@@ -83,7 +84,10 @@ class Attic:
         for group in self._groups:
             policy = self._policy_of(group)
             keep = [(0, policy.n_sink), *pins, (n_past - policy.n_recent, LAST)]
-            group.attic.recall_next(keep, n_asked=n_asked)
+            n_pinned = sum(max(0, end - max(start, policy.n_sink)) for start, end in pins)
+            # As many as can stay when the budget is kept, whatever the window holds by then.
+            n_most = max(0, policy.budget - policy.n_sink - policy.n_recent - n_pinned)
+            group.attic.recall_next(keep, n_most=n_most, n_asked=n_asked)
 
     @property
     def is_empty(self) -> bool:

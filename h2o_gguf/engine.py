@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from h2o_gguf.align import align
-from h2o_gguf.attic import N_ASKED, Attic
+from h2o_gguf.attic import N_TURN, Attic
 from h2o_gguf.cancel import CancelToken
 from h2o_gguf.drafts import Draft, Guesses
 from h2o_gguf.errors import (
@@ -298,10 +298,10 @@ class Engine:
                 self._logits = logits if self.n_past else None
                 self.keep_budget()
 
-    def recall(self, n_asked: int = N_ASKED) -> None:
+    def recall(self, n_tokens: int = N_TURN) -> None:
         """Let the newest tokens fetch back what they attend to: they are read again.
 
-        n_asked : how many, fewer where forgetting them would not be exact.
+        n_tokens : how many, fewer where forgetting them would not be exact.
 
         Raises: OptionError, there is no attic, or not one of them can be read again.
         """
@@ -309,7 +309,7 @@ class Engine:
         self._settle()
         if self.attic is None or self.cache is None:
             raise OptionError("nothing can be recalled without an attic: give attic='ram'", "attic")
-        n = min(n_asked, self.n_past - self.cache.rollback_min())
+        n = min(n_tokens, self.n_past - self.cache.rollback_min())
         again = self.tokens[self.n_past - n :] if n > 0 else []
         if not again or not self.rollback(self.n_past - n):
             raise OptionError("the newest token cannot be read again here, so nothing can be recalled")
@@ -318,8 +318,8 @@ class Engine:
     def _batches(self, n: int, recall: bool) -> list[tuple[int, int]]:
         """The batches that n tokens are read in; those that recall come in one of their own."""
         size = self.context.n_batch
-        n_asked = min(n, N_ASKED, size) if recall and self.attic and not self.attic.is_empty else 0
-        cuts = [*range(0, n - n_asked, size), n - n_asked] if n_asked else [*range(0, n, size)]
+        n_last = min(n, N_TURN, size) if recall and self.attic and not self.attic.is_empty else 0
+        cuts = [*range(0, n - n_last, size), n - n_last] if n_last else [*range(0, n, size)]
         return list(zip(cuts, [*cuts[1:], n], strict=True))
 
     def _recall_next(self) -> None:

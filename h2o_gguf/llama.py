@@ -196,7 +196,9 @@ class H2OLlama(LowLevel, Completions, Sessions, high.Llama):  # type: ignore[mis
             budgets = read_layer_budgets(layer_budgets, self.model_path)
             cache_options = replace(cache_options, layer_budgets=budgets)
         sizes = self._sizes(cache_options, shape, is_bounded=embedding)
-        attic_options = AtticOptions(attic, attic_limit or LIMIT, None if attic_type is None else int(attic_type))
+        attic_options = AtticOptions(
+            attic, attic_limit or LIMIT, None if attic_type is None else int(attic_type)
+        )
         self._no_engine = self._why_no_engine(shape, embedding, model_options.params.vocab_only)
         self._fingerprint = fingerprint(self.model_path)
         names = {number: name for name, number in KV_TYPES.items()}

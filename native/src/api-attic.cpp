@@ -31,13 +31,16 @@ int32_t h2og_get_attic(h2og_cache * cache, int32_t seq, h2og_attic_info * out) {
 
 int32_t h2og_read_attic_pos(h2og_cache * cache, int32_t seq, int32_t layer, int32_t * out) {
     return guarded([&]() -> int32_t {
-        require_pointer(out, "out");
         const h2og_state & s = state_of(cache);
         const int32_t stream = s.stream_of(seq);
+        if (s.attic == nullptr || s.attic->n_entry(stream) == 0) {
+            return H2OG_OK;
+        }
+        require_pointer(out, "out");
         if (layer < 0 || layer >= s.n_layer) {
             fail(H2OG_INVALID, "layer %d does not exist: there are %d", layer, s.n_layer);
         }
-        for (int32_t h = 0; s.attic != nullptr && h < s.n_head_kv; ++h) {
+        for (int32_t h = 0; h < s.n_head_kv; ++h) {
             for (const auto & entry : s.attic->entries(stream, layer, h)) {
                 *out++ = entry.pos;
             }

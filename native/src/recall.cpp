@@ -12,15 +12,14 @@ namespace h2og {
 
 namespace {
 
-constexpr int32_t POOL = 4;  // positions to either side: what belongs to a fact comes with it
 constexpr float NEG_INF = -std::numeric_limits<float>::infinity();
 
-// The largest of each value and its neighbours.
+// The largest of each value, of those up to AFTER before it and of those up to BEFORE behind it.
 std::vector<float> pooled(const std::vector<float> & x) {
     std::vector<float> out(x.size());
     const int32_t n = int32_t(x.size());
     for (int32_t i = 0; i < n; ++i) {
-        const auto begin = x.begin() + std::max(0, i - POOL), end = x.begin() + std::min(n, i + POOL + 1);
+        const auto begin = x.begin() + std::max(0, i - Recall::AFTER), end = x.begin() + std::min(n, i + Recall::BEFORE + 1);
         out[i] = *std::max_element(begin, end);
     }
     return out;

@@ -2,8 +2,10 @@
 //
 //   score[c] = max over the queries t and the G query heads of  logit(t, c) - log(sum over the cache's entries of exp(logit))
 //
-// for the entries of cache and attic, then the largest of those at most POOL positions away.  The best of the attic are
-// exchanged with the worst of the cache that are not protected, in each layer and KV head on its own.
+// for the entries of cache and attic.  An entry comes with its neighbours, those that follow above all: what a fact says stands
+// behind what it is about, and is what will be attended to next.  So the score that counts is the largest of the AFTER positions
+// before and the BEFORE positions behind.  The best of the attic are exchanged with the worst of the cache that are not
+// protected, in each layer and KV head on its own.
 #pragma once
 
 #include "attic.h"
@@ -34,6 +36,8 @@ struct Asked {
 // no thread begins before all have ended the one before.
 class Recall {
 public:
+    static constexpr int32_t BEFORE = 2, AFTER = 8;
+
     // protected_: entries that are not exchanged. n_most: exchanges of each KV head. n_asked: the newest queries that count.
     Recall(h2og_state & state, int32_t stream, std::vector<Span> protected_, int32_t n_most, int32_t n_asked);
 

@@ -131,7 +131,9 @@ void recalls_what_is_asked_for(llama_model & model) {
     CHECK(h2og_recall_next(cache, 0, nullptr, 0, 1, 1) == H2OG_INVALID, "recalled without an attic");
     CHECK(h2og_set_attic(cache, &attic) == H2OG_OK, "%s", h2og_last_error());
     std::mt19937 rng(9);
-    CHECK(tiny::decode(*ctx, tiny::random_tokens(rng, 60)) == 0, "%s", h2og_last_error());
+    for (int i = 0; i < 3; ++i) {
+        CHECK(tiny::decode(*ctx, tiny::random_tokens(rng, 20)) == 0, "%s", h2og_last_error());
+    }
     h2og_view v;
     CHECK(h2og_get_view(cache, 0, &v) == H2OG_OK, "%s", h2og_last_error());
     std::vector<float> keys(size_t(v.n_head_kv)*v.n_cells*tiny::HEAD_DIM);
@@ -168,7 +170,7 @@ void recalls_what_is_asked_for(llama_model & model) {
         }
         std::vector<std::pair<double, int32_t>> ranked;
         for (int32_t p = 0; p < 50; ++p) {
-            ranked.push_back({ *std::max_element(score.begin() + std::max(0, p - 4), score.begin() + std::min(60, p + 5)), p });
+            ranked.push_back({ *std::max_element(score.begin() + std::max(0, p - 8), score.begin() + std::min(60, p + 3)), p });
         }
         std::sort(ranked.rbegin(), ranked.rend());
         std::set<int32_t> held;

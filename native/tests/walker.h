@@ -95,7 +95,7 @@ struct Walker {
                         CHECK(cell_of->second == cell, "position %d is new in cells %d and %d", p, cell_of->second, cell);
                         rows[p] = { key, value };
                     } else {
-                        CHECK(keys_turned || found->second.first == key, "I4: key of position %d changed", p);
+                        CHECK(keys_turned || found->second.first.empty() || found->second.first == key, "I4: key of position %d changed", p);
                         CHECK(found->second.second == value, "I4: value of position %d changed", p);
                         found->second.first = key;
                     }
@@ -107,6 +107,11 @@ struct Walker {
                 CHECK(n_used == v.n_used, "%d entries where %d are used", n_used, v.n_used);
                 if (has_attic) {
                     check_attic(j, h, seen);
+                    for (auto & [p, row] : rows) {
+                        if (keys_turned && !seen.count(p)) {
+                            row.first.clear();  // turned out of sight
+                        }
+                    }
                     continue;  // what is not seen may come back, and must be the same then
                 }
                 for (auto it = rows.begin(); it != rows.end();) {
