@@ -40,7 +40,7 @@ class Traces:
         """
         if self._pos is None or self._pos.shape != pos.shape:
             return np.zeros((self.n_trace, *pos.shape), np.float32)
-        found = self._numbers.copy()
+        found: NDArray[np.float32] = self._numbers.copy()
         numbers, there = self._numbers.reshape(self.n_trace, -1), found.reshape(self.n_trace, -1)
         changed = np.flatnonzero((self._pos != pos) | (pos < 0))
         there[:, changed] = 0
@@ -69,4 +69,5 @@ def _held(pos: NDArray[np.int32], cells: NDArray[np.intp], n_seen: int) -> NDArr
 
 def _ids(pos: NDArray[np.int32], cells: NDArray[np.intp]) -> NDArray[np.int64]:
     """One number per layer, head and position, of cells counted through all heads."""
-    return (cells // pos.shape[-1]) * N_POSITIONS + pos.reshape(-1)[cells]
+    ids: NDArray[np.int64] = (cells // pos.shape[-1]) * N_POSITIONS + pos.reshape(-1)[cells]
+    return ids

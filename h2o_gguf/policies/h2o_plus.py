@@ -115,7 +115,8 @@ class H2OPlus:
         masked = np.where(evictable, rates, np.float32(-np.inf))
         is_heavy = masked >= nth_highest(masked, n_heavy)
         # Half of them are: arithmetic is faster here than a branch that nobody can predict.
-        return np.maximum(standing, np.copysign(np.float32(np.inf), is_heavy - np.float32(0.5)))
+        spared: NDArray[np.float32] = np.copysign(np.float32(np.inf), is_heavy - np.float32(0.5))
+        return np.maximum(standing, spared, out=spared)
 
 
 def _newest(pos: NDArray[np.int32], n: int) -> NDArray[np.intp]:
@@ -125,7 +126,8 @@ def _newest(pos: NDArray[np.int32], n: int) -> NDArray[np.intp]:
 
 def _lengths(vectors: NDArray[np.floating[Any]]) -> NDArray[np.floating[Any]]:
     """Return the lengths of vectors: [..., dim] -> [...]."""
-    return np.sqrt(np.einsum("...d,...d->...", vectors, vectors))
+    lengths: NDArray[np.floating[Any]] = np.sqrt(np.einsum("...d,...d->...", vectors, vectors))
+    return lengths
 
 
 def _distances(keys: NDArray[np.floating[Any]]) -> NDArray[np.floating[Any]]:
@@ -143,4 +145,5 @@ def _smoothed(numbers: NDArray[np.float32]) -> NDArray[np.float32]:
     np.cumsum(numbers, axis=-1, out=sums[..., 1:])
     at = np.arange(n)
     start, end = np.maximum(at - half, 0), np.minimum(at + half + 1, n)
-    return ((sums[..., end] - sums[..., start]) / (end - start)).astype(np.float32)
+    mean: NDArray[np.floating[Any]] = (sums[..., end] - sums[..., start]) / (end - start)
+    return mean.astype(np.float32)

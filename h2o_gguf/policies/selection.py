@@ -119,7 +119,8 @@ def _lowest(
     found, is_there = _in_rows(chosen)
     keys = _in_order(masked.reshape(-1)[found], pos.reshape(-1)[found])
     order = np.argsort(_table(is_there, keys, np.iinfo(np.int64).max), axis=-1)[:, :n]
-    return np.take_along_axis(_table(is_there, found, 0), order, axis=1) % n_cells
+    cells: NDArray[np.intp] = np.take_along_axis(_table(is_there, found, 0), order, axis=1) % n_cells
+    return cells
 
 
 def nth_highest(numbers: NDArray[np.float32], n: int) -> NDArray[np.float32]:
@@ -154,7 +155,8 @@ def _in_order(scores: NDArray[np.float32], pos: NDArray[np.int32]) -> NDArray[np
     """Return integers in the order of the scores, and of positions among equals.  No NaN."""
     bits = (scores + np.float32(0)).view(np.int32)  # the sum is 0 for both zeros
     bits ^= (bits >> 31) & np.int32(0x7FFFFFFF)  # of negative floats, those with more bits are lower
-    return (bits.astype(np.int64) << 32) + pos
+    keys: NDArray[np.int64] = (bits.astype(np.int64) << 32) + pos
+    return keys
 
 
 def counts(chosen: NDArray[np.bool_]) -> NDArray[np.int32]:
