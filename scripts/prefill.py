@@ -50,9 +50,7 @@ def main() -> None:
         kv = llm.kv_report()
     whole = rates[: args.n // n_batch]
     spreads = [
-        Spread.of(
-            rate for pos, rate in rates if start <= pos < start + args.width and pos + n_batch <= args.n
-        )
+        Spread.of(rate for pos, rate in whole if start <= pos < start + args.width)
         for start in (args.first, late)
     ]
     lines = [
