@@ -3,7 +3,7 @@
     python scripts/depth.py [MODEL] [-n 24000] [--share 0.1] [--stock DIR] [--out docs/figures/depth]
 
 The full caches are filled with copies of the entries of at most 1,024 tokens: what is in them makes no
-difference to the time of a token. None can take less than reading the model's weights does, which is the floor.
+difference to the time of a token. The floor is the time to read the model's weights, which every token does.
 """
 
 from __future__ import annotations
