@@ -5,7 +5,7 @@ JOBS   ?= $(shell nproc 2>/dev/null || echo 2)
 NATIVE ?= ON
 MODEL  ?= smollm2-135m
 PYTEST_ARGS ?=
-FIGURES ?= fidelity attention chat stream summarize
+FIGURES ?= fidelity attention chat stream summarize prefill
 BENCH_ARGS ?=
 
 BIN := .venv/bin
@@ -22,7 +22,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup chat model test lint typing sanitize figures bench wheel clean distclean FORCE
+.PHONY: help setup chat model test lint typing sanitize figures bench depth wheel clean distclean FORCE
 
 help: ## list the verbs
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | \
@@ -103,6 +103,9 @@ $(STOCK)/stamp: .venv/tools.stamp build/options native/llama.cmake scripts/fetch
 
 bench: model $(STOCK)/stamp ## speed beside an unmodified llama.cpp (minutes on two cores; BENCH_ARGS=...)
 	$(BIN)/h2o-gguf bench $(MODEL) --stock $(STOCK)/bin --out docs/figures/bench $(BENCH_ARGS)
+
+depth: model $(STOCK)/stamp ## speed after 24,000 tokens beside a full cache (MODEL=NAME with a context for them)
+	$(BIN)/python scripts/depth.py $(MODEL) --stock $(STOCK)/bin --out docs/figures/depth
 
 wheel: .venv/tools.stamp ## a wheel for any x86-64, in dist
 	CMAKE_ARGS='$(DEFINES) -DGGML_NATIVE=OFF $(CMAKE_ARGS)' $(BIN)/python -m build --wheel --no-isolation \

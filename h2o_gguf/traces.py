@@ -40,16 +40,16 @@ class Traces:
         """
         if self._pos is None or self._pos.shape != pos.shape:
             return np.zeros((self.n_trace, *pos.shape), np.float32)
-        is_same = self._pos == pos
-        found = np.where(is_same & (pos >= 0), self._numbers, np.float32(0))
+        found: NDArray[np.float32] = self._numbers.copy()
+        numbers, there = self._numbers.reshape(self.n_trace, -1), found.reshape(self.n_trace, -1)
+        changed = np.flatnonzero((self._pos != pos) | (pos < 0))
+        there[:, changed] = 0
         # An entry that moved left one changed cell for another, so few have to be looked for.
-        changed = np.flatnonzero(~is_same)
-        old, new = _ids(self._pos, changed), _ids(pos, changed)
-        order = np.argsort(old)
-        at = np.minimum(np.searchsorted(old, new, sorter=order), max(0, old.size - 1))
-        is_known = (old[order[at]] == new) & (new >= 0) if old.size else np.zeros(0, bool)
-        numbers = self._numbers.reshape(self.n_trace, -1)
-        found.reshape(self.n_trace, -1)[:, changed[is_known]] = numbers[:, changed[order[at[is_known]]]]
+        left, taken = _held(self._pos, changed, self.n_seen), _held(pos, changed, self.n_seen)
+        _, at, to = np.intersect1d(
+            _ids(self._pos, left), _ids(pos, taken), assume_unique=True, return_indices=True
+        )
+        there[:, taken[to]] = numbers[:, left[at]]
         return found
 
     def put(self, pos: NDArray[np.int32], numbers: NDArray[np.floating[Any]], n_past: int) -> None:
@@ -61,7 +61,13 @@ class Traces:
         self.n_seen = n_past
 
 
+def _held(pos: NDArray[np.int32], cells: NDArray[np.intp], n_seen: int) -> NDArray[np.intp]:
+    """The cells, counted through all heads, that hold an entry at a position before n_seen."""
+    of_cells = pos.reshape(-1)[cells]
+    return cells[(of_cells >= 0) & (of_cells < n_seen)]
+
+
 def _ids(pos: NDArray[np.int32], cells: NDArray[np.intp]) -> NDArray[np.int64]:
-    """One number per layer, head and position, negative for none, of cells counted through all heads."""
-    found = pos.reshape(-1)[cells].astype(np.int64)
-    return np.where(found >= 0, (cells // pos.shape[-1]) * N_POSITIONS + found, found)
+    """One number per layer, head and position, of cells counted through all heads."""
+    ids: NDArray[np.int64] = (cells // pos.shape[-1]) * N_POSITIONS + pos.reshape(-1)[cells]
+    return ids

@@ -23,7 +23,7 @@ def model_file(name: str | None) -> str:
 
 def arguments(args: argparse.Namespace) -> dict[str, object]:
     """The arguments of a measurement, without paths."""
-    return {name: value for name, value in vars(args).items() if name not in ("model", "out")}
+    return {name: v for name, v in vars(args).items() if name != "model" and not isinstance(v, Path)}
 
 
 @contextlib.contextmanager

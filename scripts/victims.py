@@ -2,8 +2,9 @@
 
     python scripts/victims.py [POLICY ...] [--layers 32 --heads 8 --cells 4096 -n 64] [--out FILE]
 
-Timed is what stands between two tokens: the copies a policy is shown, what it makes of the n new tokens, its
-choice, and the check of it; not the reading of keys and values from the cache.
+Timed is what stands between two batches: the copies a policy is shown, what it makes of the n new tokens, its
+choice, and the check of it; not the reading of keys and values from the cache. Then the victims leave as they
+do in the native cache.
 """
 
 from __future__ import annotations
@@ -34,11 +35,12 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=100)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    cache = full_cache((args.layers, args.heads, args.cells))
     lines = []
     for name in args.policies:
+        cache = FullCache((args.layers, args.heads, args.cells))
         evictor = Evictor(policies.make(name, args.cells - args.n))
-        evictor(cache, args.n)  # all is new to it
+        for _ in range(args.cells // args.n):  # until every cell has been released once
+            cache.replace(evictor(cache, args.n))
         times = sorted(duration_ms(evictor, cache, args.n) for _ in range(args.repeat))
         median, last = statistics.median(times), times[int(0.9 * len(times))]
         lines.append([name, *(f"{ms:.2f}" for ms in (times[0], median, last))])
@@ -47,34 +49,43 @@ def main() -> None:
     save(args.out, body, {"environment": environment(), "arguments": arguments(args), "rows": lines})
 
 
-def full_cache(shape: tuple[int, int, int]) -> SimpleNamespace:
-    """A cache that every head has kept other positions in, of a sequence twice as long; the newest in all."""
-    rng = np.random.default_rng(0)
-    contents = rng.normal(size=(shape[1], shape[2], HEAD_DIM)).astype(np.float32)
+class FullCache:
+    """A native cache without a model: numbers at random, and victims replaced by new tokens."""
 
-    def rows(_row: int, cells: NDArray[np.intp] | None = None) -> NDArray[np.float32]:
-        return contents if cells is None else contents[:, cells]
+    def __init__(self, shape: tuple[int, int, int]) -> None:
+        n_layer, n_head_kv, n_cells = shape
+        self.rng = np.random.default_rng(0)
+        self.scores = self.rng.random(shape, np.float32)
+        self.pos = np.broadcast_to(np.arange(n_cells, dtype=np.int32), shape).copy()
+        self.n_past = self.n_used = n_cells
+        self.layer_ids = tuple(range(n_layer))
+        self.contents = self.rng.normal(size=(n_head_kv, n_cells, HEAD_DIM)).astype(np.float32)
+        self.observation = SimpleNamespace(keys=self._rows, values=self._rows)
 
-    n_cells, n_past = shape[-1], 2 * shape[-1]
-    n_recent = n_cells // 2
-    kept = rng.random((*shape[:2], n_past - n_recent)).argsort(axis=-1)[..., : n_cells - n_recent]
-    newest = np.broadcast_to(np.arange(n_past - n_recent, n_past), (*shape[:2], n_recent))
-    return SimpleNamespace(
-        scores=rng.random(shape, np.float32),
-        pos=np.concatenate([np.sort(kept, axis=-1), newest], axis=-1).astype(np.int32),
-        n_past=n_past,
-        n_used=n_cells,
-        layer_ids=tuple(range(shape[0])),
-        observation=SimpleNamespace(keys=rows, values=rows, query_pos=np.zeros(0, np.int32)),
-    )
+    def replace(self, victims: NDArray[np.int32]) -> None:
+        """Let victims go: survivors move out of the oldest cells of the books, which take n new tokens."""
+        n = victims.shape[-1]
+        released = np.arange(self.n_past, self.n_past + n) % self.n_used
+        for il, ih in np.ndindex(victims.shape[:2]):
+            to, moved = np.setdiff1d(victims[il, ih], released), np.setdiff1d(released, victims[il, ih])
+            for numbers in (self.pos[il, ih], self.scores[il, ih]):
+                numbers[to] = numbers[moved]
+        self.pos[..., released] = np.arange(self.n_past, self.n_past + n)
+        self.scores[..., released] = self.rng.random((*victims.shape[:2], n), np.float32)
+        self.n_past += n
+
+    def _rows(self, _row: int, cells: NDArray[np.intp]) -> NDArray[np.float32]:
+        """Some rows, at once; those of new tokens lie in the same cells of all heads."""
+        return self.contents[:, : len(cells)]
 
 
-def duration_ms(evictor: Evictor, cache: SimpleNamespace, n: int) -> float:
+def duration_ms(evictor: Evictor, cache: FullCache, n: int) -> float:
     """Processor time of one eviction's victims, with n new tokens."""
-    evictor.drop_from(cache.n_past - n)
     start = time.process_time()
-    evictor(cache, n)
-    return (time.process_time() - start) * 1e3
+    victims = evictor(cache, n)
+    seconds = time.process_time() - start
+    cache.replace(victims)
+    return seconds * 1e3
 
 
 if __name__ == "__main__":

@@ -116,8 +116,13 @@ def measure(
     repeats: int,
     read_bandwidth: Callable[[], float],
     step: Callable[[int], None] = lambda n: None,
+    *,
+    is_filled: bool = False,
 ) -> tuple[list[Samples], list[float]]:
-    """Measure one history of n tokens; return the samples of each plan and the machine's read bandwidths."""
+    """Measure one history of n tokens; return the samples of each plan and the machine's read bandwidths.
+
+    is_filled : caches are filled with copies, and no history is read: there are no rounds.
+    """
     every = [Samples(plan) for plan in plans]
     bounded = [s for s in every if s.plan.budget is not None]
 
@@ -138,7 +143,10 @@ def measure(
             seconds, samples.n_short = write(samples)
             samples.short.append(seconds)
 
-    for i in range(_n_passes(n, repeats)):
+    for samples in every if is_filled else ():
+        ask(samples, "reset")
+        ask(samples, "fill", n)
+    for i in range(0 if is_filled else _n_passes(n, repeats)):
         for samples in every:
             ask(samples, "reset")
             samples.rounds.append([])

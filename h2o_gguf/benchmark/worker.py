@@ -19,6 +19,7 @@ from typing import Any
 from h2o_gguf.native_log import NativeLog
 
 N_TOKENS = 4096  # the text, which repeats
+N_COPIED, SPARE = 1024, 1  # most tokens that a cache is filled with copies of, the sequence they come by
 PAUSE_S = 0.02  # until the threads of the process whose turn it was have stopped spinning
 
 
@@ -60,7 +61,8 @@ class Worker:
         self.n_past = 0
         self.budget: int | None = None
         self.evictor: Any = None
-        self.cache = self._attach(job["cache"]) if job["cache"] else None
+        self.options: dict[str, Any] = job["cache"] or {}
+        self.cache = self._attach(self.options) if self.options else None
 
     def _keep_line(self, level: int, text: bytes, _: Any) -> None:
         self.log.add(level, text.decode("utf-8", "replace").rstrip("\n"))
@@ -92,6 +94,35 @@ class Worker:
             seconds += self._decode(min(n, self.n_ubatch))
             n -= self.n_ubatch
         return {"seconds": seconds}
+
+    def fill(self, n: int) -> dict[str, Any]:
+        """Have the entries of n tokens in the cache, copies of those of the first ones; or as many as stay.
+
+        What is in them makes no difference to the time of a token.
+        """
+        started, low, memory = time.perf_counter(), self.low, self.memory
+        if self.budget is not None:
+            self.read(min(n, self.budget + self.n_ubatch))
+            return {"seconds": time.perf_counter() - started}
+        if self.cache is not None:  # ours does not shift
+            self.cache.close()
+        n_parts = -(-n // N_COPIED)
+        n_copied = (n - 1) // n_parts
+        self.read(n_copied)
+        data = (ctypes.c_uint8 * low.llama_state_seq_get_size(self.ctx, 0))()
+        low.llama_state_seq_get_data(self.ctx, data, len(data), 0)
+        for _ in range(1, n_parts):
+            # By way of another sequence: restoring one empties it first.
+            if not low.llama_state_seq_set_data(self.ctx, data, len(data), SPARE):
+                raise RuntimeError(f"cannot copy entries to position {self.n_past}: {self._reason()}")
+            low.llama_memory_seq_add(memory, SPARE, 0, -1, self.n_past)
+            low.llama_memory_seq_cp(memory, SPARE, 0, -1, -1)
+            low.llama_memory_seq_rm(memory, SPARE, -1, -1)
+            self.n_past += n_copied
+        self.read(n - self.n_past)  # one token at least, which has the keys of the copies turned
+        if self.cache is not None:
+            self.cache = self._attach(self.options)
+        return {"seconds": time.perf_counter() - started}
 
     def write(self, n: int) -> dict[str, Any]:
         """Decode n tokens one by one and forget them again, where the memory can; tell the time of each."""

@@ -12,7 +12,7 @@ from h2o_gguf.errors import OptionError
 from h2o_gguf.policies.base import settle
 from h2o_gguf.policies.keydiff import directions
 from h2o_gguf.policies.observed import traces_of
-from h2o_gguf.policies.selection import POOLED_AXES, Cells, Granularity, select_lowest
+from h2o_gguf.policies.selection import POOLED_AXES, Cells, Granularity, counts, nth_highest, select_lowest
 from h2o_gguf.policies.shares import AUTO
 from h2o_gguf.view import CacheView
 
@@ -72,20 +72,20 @@ class H2OPlus:
             return traces
         n_sample = max(n_new, min(N_SAMPLE, view.n_used))
         shared = _newest(first, n_sample)
+        is_shared = (view.pos[..., shared] == first[shared]).all((1, 2))  # as they came, in every head
+        cells = np.empty((*view.shape[:2], n_new), np.intp)
+        standing = np.empty(cells.shape, np.float32)
         for row in range(view.shape[0]):
-            pos = view.pos[row]
-            if (pos[:, shared] == first[shared]).all():  # as they came: the same cells in every head
-                cells = np.broadcast_to(shared, (view.shape[1], n_sample))
+            if is_shared[row]:
+                cells[row] = shared[-n_new:]
                 keys, values = view.seen.keys(row, shared), view.seen.values(row, shared[-n_new:])
             else:
-                cells = _newest(pos, n_sample)
-                keys = np.take_along_axis(view.seen.keys(row), cells[..., None], 1)
-                values = np.take_along_axis(view.seen.values(row), cells[:, -n_new:, None], 1)
-            keys = directions(keys)
-            common = directions(keys.mean(1, keepdims=True))
-            distance = 1 - (keys[:, -n_new:] * common).sum(-1)
-            standing = _smoothed(np.linalg.norm(values, axis=-1) * distance)
-            np.put_along_axis(traces[0, row], cells[:, -n_new:], standing.astype(np.float32), -1)
+                sample = _newest(view.pos[row], n_sample)
+                cells[row] = sample[:, -n_new:]
+                keys = np.take_along_axis(view.seen.keys(row), sample[..., None], 1)
+                values = np.take_along_axis(view.seen.values(row), cells[row, ..., None], 1)
+            standing[row] = _lengths(values) * _distances(keys)[:, -n_new:]
+        np.put_along_axis(traces[0], cells, _smoothed(standing), -1)
         return traces
 
     def victims(self, view: CacheView, n: int) -> Cells:
@@ -94,17 +94,29 @@ class H2OPlus:
         Heavy hitters are found first; of the others, those go that stand out least.
         """
         evictable = view.evictable(self.n_sink, self.n_recent)
-        rates: NDArray[np.floating[Any]] = np.divide(view.scores, view.queries_seen())
-        if view.traces is None:
-            return select_lowest(view, rates, evictable, n, self.granularity)
-        scores = view.traces[0].copy()
-        n_kept = int(np.count_nonzero(evictable, axis=-1).min()) - n
+        # Recent entries lie in the same cells of all heads: no need to look there.
+        cells = np.flatnonzero(evictable.any((0, 1)))
+        view, evictable = view.only(cells), evictable.take(cells, axis=-1)
+        scores = np.divide(view.scores, view.queries_seen())
+        if view.traces is not None:
+            scores = self._sparing_heavy(scores, view.traces[0], evictable, n)
+        return cells.astype(np.int32)[select_lowest(view, scores, evictable, n, self.granularity)]
+
+    def _sparing_heavy(
+        self, rates: NDArray[np.float32], standing: NDArray[np.float32], evictable: NDArray[np.bool_], n: int
+    ) -> NDArray[np.float32]:
+        """Return how much each entry stands out, infinite for the heavy hitters of the evictable."""
+        n_kept = int(counts(evictable).min()) - n
         n_heavy = round((1 - self.standout) * n_kept)
+        if n_heavy <= 0:
+            return standing
         if axes := POOLED_AXES[self.granularity]:
             rates = np.broadcast_to(rates.sum(axes, keepdims=True), rates.shape)
-        if n_heavy > 0:
-            scores[_highest(rates, evictable, n_heavy)] = np.inf
-        return select_lowest(view, scores, evictable, n, self.granularity)
+        masked = np.where(evictable, rates, np.float32(-np.inf))
+        is_heavy = masked >= nth_highest(masked, n_heavy)
+        # Half of them are: arithmetic is faster here than a branch that nobody can predict.
+        spared: NDArray[np.float32] = np.copysign(np.float32(np.inf), is_heavy - np.float32(0.5))
+        return np.maximum(standing, spared, out=spared)
 
 
 def _newest(pos: NDArray[np.int32], n: int) -> NDArray[np.intp]:
@@ -112,19 +124,26 @@ def _newest(pos: NDArray[np.int32], n: int) -> NDArray[np.intp]:
     return np.argsort(pos, axis=-1)[..., -n:]
 
 
-def _smoothed(scores: NDArray[np.floating[Any]]) -> NDArray[np.floating[Any]]:
-    """Return the mean of each number and its neighbours, of those there are: [..., n]."""
-    half = KERNEL // 2
-    sums = np.cumsum(np.pad(scores, ((0, 0), (1, 0))), axis=-1, dtype=np.float64)
-    at = np.arange(scores.shape[-1])
-    start, end = np.maximum(at - half, 0), np.minimum(at + half + 1, scores.shape[-1])
+def _lengths(vectors: NDArray[np.floating[Any]]) -> NDArray[np.floating[Any]]:
+    """Return the lengths of vectors: [..., dim] -> [...]."""
+    lengths: NDArray[np.floating[Any]] = np.sqrt(np.einsum("...d,...d->...", vectors, vectors))
+    return lengths
+
+
+def _distances(keys: NDArray[np.floating[Any]]) -> NDArray[np.floating[Any]]:
+    """Return 1 - cos to the mean direction of each head's keys, 1 for a key of 0: [n_head_kv, n]."""
+    shares = 1 / np.maximum(_lengths(keys), np.finfo(keys.dtype).tiny)
+    common = directions(shares[:, None] @ keys)
+    distances: NDArray[np.floating[Any]] = 1 - (common @ keys.swapaxes(1, 2))[:, 0] * shares
+    return distances
+
+
+def _smoothed(numbers: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return the mean of each number and its neighbours, of those there are: float32[..., n]."""
+    n, half = numbers.shape[-1], KERNEL // 2
+    sums = np.zeros((*numbers.shape[:-1], n + 1))
+    np.cumsum(numbers, axis=-1, out=sums[..., 1:])
+    at = np.arange(n)
+    start, end = np.maximum(at - half, 0), np.minimum(at + half + 1, n)
     mean: NDArray[np.floating[Any]] = (sums[..., end] - sums[..., start]) / (end - start)
-    return mean
-
-
-def _highest(rates: NDArray[np.floating[Any]], evictable: NDArray[np.bool_], n: int) -> NDArray[np.bool_]:
-    """Return which entries are among the n highest evictable ones of their head: bool[..., n_cells]."""
-    masked = np.where(evictable, rates, np.float32(-np.inf))
-    limit = np.partition(masked, -n, axis=-1)[..., -n, None]
-    found: NDArray[np.bool_] = evictable & (masked >= limit)
-    return found
+    return mean.astype(np.float32)

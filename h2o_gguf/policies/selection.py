@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 from h2o_gguf.errors import BudgetError, OptionError, PolicyError
 from h2o_gguf.view import CacheView
 
-__all__ = ["Cells", "Granularity", "select_lowest"]
+__all__ = ["Cells", "Granularity", "counts", "nth_highest", "select_lowest"]
 
 Cells: TypeAlias = NDArray[np.int32]  # [n_layer, n_head_kv, n], cell indices
 Granularity = Literal["head", "layer", "token"]  # who shares one list of victims
@@ -18,6 +19,7 @@ Granularity = Literal["head", "layer", "token"]  # who shares one list of victim
 POOLED_AXES: dict[str, tuple[int, ...]] = {"head": (), "layer": (1,), "token": (0, 1)}
 GROUPS_PER_VICTIM = 4
 ROWS_AT_ONCE = 64  # 1 MB of scores at 4,096 cells
+N_SAMPLE, DEVIATIONS = 512, 3  # of a row, to guess where its n-th highest lies, and how far off that may be
 
 
 def select_lowest(
@@ -44,14 +46,14 @@ def select_lowest(
     pos = view.pos
     if axes := POOLED_AXES[granularity]:
         pos, scores, evictable = _pool(pos, scores, evictable, axes, granularity)
-    n_evictable = int(evictable.view(np.uint8).sum(axis=-1, dtype=np.int32).min())
+    n_evictable = int(counts(evictable).min())
     if n_evictable < n:
         raise BudgetError(
             f"{n} entries must go from every KV head, but only {n_evictable} of {view.n_used} may: "
             "raise the budget (kv_budget), or protect less",
             n_protected=view.n_used - n_evictable,
         )
-    rows = -1, pos.shape[-1]
+    rows = pos.shape[0] * pos.shape[1], pos.shape[-1]
     flat_scores, flat_pos, flat_evictable = scores.reshape(rows), pos.reshape(rows), evictable.reshape(rows)
     # Some rows at a time: what is computed on the way stays in the processor's cache.
     starts = range(0, len(flat_pos), ROWS_AT_ONCE)
@@ -114,18 +116,62 @@ def _lowest(
     chosen = masked <= limit
     if np.isinf(limit).any():
         chosen &= evictable
-    found = np.flatnonzero(chosen)
-    rows, cells = np.divmod(found, n_cells)
-    # The candidates of a row, behind them what sorts last.
-    n_candidates = np.bincount(rows, minlength=n_rows)[:, None]
-    is_candidate = np.arange(n_candidates.max()) < n_candidates
+    found, is_there = _in_rows(chosen)
+    keys = _in_order(masked.reshape(-1)[found], pos.reshape(-1)[found])
+    order = np.argsort(_table(is_there, keys, np.iinfo(np.int64).max), axis=-1)[:, :n]
+    cells: NDArray[np.intp] = np.take_along_axis(_table(is_there, found, 0), order, axis=1) % n_cells
+    return cells
 
-    def table(candidates: NDArray[Any], last: float) -> NDArray[Any]:
-        filled = np.full(is_candidate.shape, last, candidates.dtype)
-        filled[is_candidate] = candidates
-        return filled
 
-    oldest = table(pos.reshape(-1)[found], np.iinfo(np.int32).max)
-    lowest = table(masked.reshape(-1)[found], np.inf)
-    order = np.lexsort((oldest, lowest), axis=-1)[:, :n]
-    return np.take_along_axis(table(cells, 0), order, axis=1)
+def nth_highest(numbers: NDArray[np.float32], n: int) -> NDArray[np.float32]:
+    """Return the n-th highest number of each row, NaN aside: float32[..., 1].
+
+    numbers : float32[..., n_cells]. n : 1 to n_cells.
+
+    Source: a sample tells between which two numbers it lies, as in Floyd and Rivest, CACM 18 (3), 1975; the
+    counts tell whether that is so.
+    """
+    rows = numbers.reshape(-1, numbers.shape[-1])
+    n_cells = rows.shape[1]
+    sample = np.sort(rows[:, :: max(1, n_cells // N_SAMPLE)], axis=1)
+    last = sample.shape[1] - 1
+    middle, margin = last * (1 - n / n_cells), DEVIATIONS * math.sqrt(last + 1) / 2
+    low = sample[:, max(0, int(middle - margin)), None]
+    high = sample[:, min(last, int(middle + margin) + 1), None]
+    above = rows > high
+    chosen = rows >= low
+    chosen ^= above
+    rank = n - counts(above)
+    is_missed = (rank < 1) | (rank > counts(chosen))
+    found, is_there = _in_rows(chosen)
+    between = np.sort(_table(is_there, rows.reshape(-1)[found], -np.inf), axis=1)
+    nth = np.take_along_axis(between, -np.where(is_missed, 1, rank)[:, None], axis=1)
+    if is_missed.any():
+        nth[is_missed] = np.partition(rows[is_missed], -n, axis=1)[:, -n, None]
+    return nth.reshape(*numbers.shape[:-1], 1)
+
+
+def _in_order(scores: NDArray[np.float32], pos: NDArray[np.int32]) -> NDArray[np.int64]:
+    """Return integers in the order of the scores, and of positions among equals.  No NaN."""
+    bits = (scores + np.float32(0)).view(np.int32)  # the sum is 0 for both zeros
+    bits ^= (bits >> 31) & np.int32(0x7FFFFFFF)  # of negative floats, those with more bits are lower
+    keys: NDArray[np.int64] = (bits.astype(np.int64) << 32) + pos
+    return keys
+
+
+def counts(chosen: NDArray[np.bool_]) -> NDArray[np.int32]:
+    """Return how many are chosen: int32[...]."""
+    n_chosen: NDArray[np.int32] = chosen.view(np.uint8).sum(axis=-1, dtype=np.int32)
+    return n_chosen
+
+
+def _in_rows(chosen: NDArray[np.bool_]) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
+    """Return the flat indices of what is chosen, and where they stand in a table of as many rows."""
+    n_chosen = counts(chosen)
+    return np.flatnonzero(chosen), np.arange(n_chosen.max()) < n_chosen[:, None]
+
+
+def _table(is_there: NDArray[np.bool_], items: NDArray[Any], otherwise: float) -> NDArray[Any]:
+    filled = np.full(is_there.shape, otherwise, items.dtype)
+    filled[is_there] = items
+    return filled

@@ -14,7 +14,7 @@ from harness import require_runtime
 from tiny_models import build
 
 from h2o_gguf.benchmark.process import WorkerProcess
-from h2o_gguf.benchmark.variants import Settings, make_plan, variants
+from h2o_gguf.benchmark.variants import Settings, Variant, make_plan, variants
 from h2o_gguf.cli import bench_files
 from h2o_gguf.errors import OptionError
 from h2o_gguf.models import read_shape
@@ -116,6 +116,27 @@ def test_without_matplotlib_the_command_that_helps_is_named(monkeypatch: pytest.
     monkeypatch.setattr(bench_files, "find_spec", lambda name: None)
     with pytest.raises(OptionError, match=r"pip install 'h2o-gguf\[plots\]'"):
         bench_files.require_out(Path("here"))
+
+
+@pytest.mark.parametrize(("is_ours", "share"), [(False, None), (True, None), (True, 0.02)])
+def test_a_filled_cache_is_as_full_as_one_that_was_read(
+    home: Path, tiny: str, is_ours: bool, share: float | None
+) -> None:
+    path, n = str(home / tiny), 2500
+    settings = Settings(repeats=1, n_threads=1)
+    plan = make_plan(Variant("it", share, is_ours), n, path, read_shape(path), settings)
+    with WorkerProcess("it", plan.job) as worker:
+        worker.ask("read", 96)  # something that is forgotten
+        worker.ask("reset")
+        worker.ask("fill", n)
+        if share is None:
+            assert worker.ask("write", 3)["entries"] == n
+            worker.ask("read", plan.n_cells - n)  # every cell but those of the n tokens is free
+            with pytest.raises(Exception, match=f"llama_decode returned 1 at position {plan.n_cells}"):
+                worker.ask("read", 1)
+        else:
+            worker.ask("settle")
+            assert worker.ask("write", 1)["entries"] == 50
 
 
 def test_memory_of_a_worker_is_its_own_and_its_errors_are_native(home: Path, tiny: str) -> None:

@@ -15,7 +15,7 @@ from tiny_models import build
 from h2o_gguf.benchmark.comparison import Samples, compare, make_section, measure
 from h2o_gguf.benchmark.process import WorkerProcess
 from h2o_gguf.benchmark.results import Spread
-from h2o_gguf.benchmark.variants import Plan, Settings, Variant, fitting_histories, variants
+from h2o_gguf.benchmark.variants import EVICTIONS, Plan, Settings, Variant, fitting_histories, variants
 from h2o_gguf.errors import BudgetError, ModelFileError, NativeError, OptionError, UnsupportedModelError
 from h2o_gguf.models import ModelShape, read_shape
 
@@ -107,6 +107,18 @@ def test_short_histories_are_read_again_and_only_budgets_evict() -> None:
     assert [name for name, verb, _ in log if verb == "reset"] == ["a", "b", "c"] * 3
     assert [name for name, verb, _ in run(2049, repeats=3) if verb == "reset"] == ["a", "b", "c"]
     assert {name for name, verb, _ in log if verb == "settle"} == {"c"}
+
+
+def test_filled_caches_are_not_read_and_everything_else_is_the_same() -> None:
+    log: list[tuple[str, str, int]] = []
+    workers = {name: FakeWorker(name, log) for name in "ac"}
+    plans = [plan("a"), plan("c", BUDGET)]
+    every, rates = measure(700, plans, workers, 2, FakeBandwidth(), is_filled=True)
+    assert [(name, verb) for name, verb, _ in log if verb in ("reset", "fill")] == [
+        ("a", "reset"), ("a", "fill"), ("c", "reset"), ("c", "fill")
+    ]  # fmt: skip
+    assert [(s.rounds, s.n_entries) for s in every] == [([], 700), ([], 700 + BLOCK // 2)]
+    assert len(rates) == len(every[0].tokens) == 2 and len(every[1].evictions) == EVICTIONS
 
 
 def test_the_first_token_of_a_turn_is_not_counted() -> None:

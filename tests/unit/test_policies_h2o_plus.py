@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 from observations import lowest, view_of
 
@@ -64,6 +66,56 @@ def test_the_budget_is_shared_by_heavy_hitters_and_what_stands_out(standout: flo
         heavy = sorted(held, key=lambda c: rate[c])[len(held) - n_heavy :]
         standing = [np.inf if c in heavy else view.traces[0, il, ih, c] for c in range(30)]
         assert sorted(victims[il, ih].tolist()) == sorted(lowest(view, standing, il, ih, n))
+
+
+def plain_victims(policy: H2OPlus, view: CacheView, n: int) -> NDArray[np.int32]:
+    """The same by whole sorts: who is heavy, then who of the others stands out least."""
+    assert view.traces is not None
+    evictable = view.evictable(policy.n_sink, policy.n_recent)
+    rates: NDArray[Any] = view.scores / view.queries_seen()
+    axes = {"head": (), "layer": (1,), "token": (0, 1)}[policy.granularity]
+    if axes:
+        rates = np.broadcast_to(rates.sum(axes, keepdims=True), rates.shape)
+    scores = view.traces[0].copy()
+    n_kept = int(evictable.sum(-1).min()) - n
+    if (n_heavy := round((1 - policy.standout) * n_kept)) > 0:
+        masked = np.where(evictable, rates, -np.inf)
+        scores[evictable & (masked >= np.sort(masked, -1)[..., -n_heavy, None])] = np.inf
+    victims = np.zeros((*view.shape[:2], n), np.int32)
+    for il, ih in np.ndindex(view.shape[:2]):
+        pool = scores.sum(axes, keepdims=True, dtype=np.float64) if axes else scores
+        pool = np.broadcast_to(pool, view.shape)[il, ih].astype(np.float32)
+        free = np.flatnonzero(evictable[il, ih])
+        victims[il, ih] = sorted(free, key=lambda c: (pool[c], view.pos[il, ih, c]))[:n]
+    return victims
+
+
+@pytest.mark.parametrize("granularity", ["head", "layer", "token"])
+@settings(max_examples=80, deadline=None)
+@given(data=st.data())
+def test_victims_equal_those_of_whole_sorts(granularity: Any, data: st.DataObject) -> None:
+    n_cells = data.draw(st.sampled_from([5, 40, 1500]))
+    n_used = data.draw(st.integers(1, n_cells))
+    n_past = n_used + data.draw(st.integers(0, 50))
+    view = view_of(2, 3, n_cells, n_used, n_past, data.draw(st.integers(0, 99)), granularity != "head")
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    n_levels = data.draw(st.sampled_from([1, 3, 100_000]))  # ties, some, hardly any
+    held = view.pos >= 0
+    draws = np.where(held, rng.integers(0, n_levels, (2, *view.shape)) / 4, 0).astype(np.float32)
+    start = data.draw(st.integers(0, n_past))
+    view = replace(view, scores=draws[0], traces=draws[1:], pins=((start, start + n_used // 3),))
+    policy = H2OPlus(
+        n_cells,
+        n_sink=data.draw(st.integers(0, 4)),
+        n_recent=data.draw(st.integers(0, n_cells - 5)),
+        granularity=granularity,
+        decay=data.draw(st.sampled_from([0.0, 0.9, 1.0])),
+        standout=data.draw(st.sampled_from([0.0, 0.1, 0.5, 0.9, 1.0])),
+    )
+    view = replace(view, decay=policy.decay)
+    room = int(view.evictable(policy.n_sink, policy.n_recent).sum(-1).min())
+    n = data.draw(st.integers(0, room))
+    np.testing.assert_array_equal(policy.victims(view, n), plain_victims(policy, view, n))
 
 
 def test_without_traces_heavy_hitters_alone_are_kept() -> None:
