@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from h2o_gguf.attic import Attic, AtticOptions
-from h2o_gguf.eviction import NativeCache
 from h2o_gguf.errors import OptionError
+from h2o_gguf.eviction import NativeCache
 from h2o_gguf.policies import LayerBudgets, Policy
 from h2o_gguf.sizes import Sizes
 

@@ -27,7 +27,8 @@ class AtticOptions:
 
     place : "ram", "disk" (a file that ends with the process), or "off": they are lost.
     limit : bytes of their rows; beyond it the least-scored are dropped. type : ggml's number of what they are
-    kept as; None: the cache's own. folder : of the file; None: the system's for temporary files.
+    kept as; None: the cache's own. every : generated tokens between two recalls, 0: only what is read
+    recalls. folder : of the file; None: the system's for temporary files.
 
     Raises: OptionError.
     """
@@ -35,6 +36,7 @@ class AtticOptions:
     place: Place = "off"
     limit: int = LIMIT
     type: int | None = None
+    every: int = 0
     folder: Path | None = None
 
     def __post_init__(self) -> None:
@@ -104,7 +106,7 @@ class Attic:
 
     def report(self) -> AtticReport:
         """What it holds now."""
-        n_heads = sum(group.n_layer * group.n_head_kv for group in self._groups)
+        n_heads = int(sum(group.n_layer * group.n_head_kv for group in self._groups))
 
         def mean(count: Callable[[Any], int]) -> int:
             return sum(int(count(g)) * g.n_layer * g.n_head_kv for g in self._groups) // n_heads

@@ -47,7 +47,6 @@ class Engine:
     cache : the native cache, None when nothing is ever evicted.
     pins : position spans that are never victims.
     attic : where evicted entries stay, None where they are lost.
-    recall_every : generated tokens between two recalls, 0: only what is read recalls.
     n_ctx : most tokens of a sequence; UNBOUNDED with eviction, unless positions cannot be renumbered.
     """
 
@@ -70,7 +69,6 @@ class Engine:
         self.cache = cache
         self.policy = policy if cache is not None else None
         self.attic = attic
-        self.recall_every = 0
         self.n_ctx = (
             n_ctx if n_ctx is not None else (UNBOUNDED if cache is not None else self.context.n_cells)
         )
@@ -284,7 +282,7 @@ class Engine:
                 n += 1
                 if n == max_tokens or self.n_past + 1 >= self.n_ctx:
                     return
-                if self.recall_every and n % self.recall_every == 0:
+                if self.attic and self.attic.options.every and n % self.attic.options.every == 0:
                     self._recall_next()
                 try:
                     self._advance(token, guesses, cancel)

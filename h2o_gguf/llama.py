@@ -30,7 +30,7 @@ from h2o_gguf.errors import ClosedError, OptionError, UnsupportedModelError
 from h2o_gguf.eviction import NativeCache
 from h2o_gguf.fingerprint import fingerprint
 from h2o_gguf.host_memory import require_bytes
-from h2o_gguf.kinds import Callback, Int32, Integer, Number, Path, Switch, Text
+from h2o_gguf.kinds import Callback, Count, Int32, Integer, Number, Path, Switch, Text
 from h2o_gguf.layer_budgets import read_layer_budgets
 from h2o_gguf.lock import CallLock, Gone
 from h2o_gguf.lowlevel import LowLevel
@@ -39,9 +39,9 @@ from h2o_gguf.models.catalog import refuse_name
 from h2o_gguf.native import C, high, native_log
 from h2o_gguf.options import (
     KV_TYPES,
+    Attention,
     AtticBytes,
     AtticPlace,
-    Attention,
     BatchSize,
     CacheType,
     ContextKeywords,
@@ -88,7 +88,8 @@ class H2OLlama(LowLevel, Completions, Sessions, high.Llama):  # type: ignore[mis
     kv_block : entries evicted at once while generating, >= 1; fewer where positions are scarce. 1 is the
         papers' one at a time.
     attic : where evicted entries stay, to be fetched back when a new prompt attends to them: "ram", "disk"
-        (a file that ends with the process), or "off": they are lost. attic_limit : bytes of them, beyond
+        (a file that ends with the process), or "off": they are lost. recall_every : generated tokens after
+        which they are fetched back too, 0: only while a prompt is read. attic_limit : bytes of them, beyond
         which the least-scored are dropped; None: 1 GiB. attic_type : what they are kept as, as type_k takes
         it; None: the cache's own types.
     attention : how scores are computed: "auto", "fused", "composed" or "reference".
@@ -126,6 +127,7 @@ class H2OLlama(LowLevel, Completions, Sessions, high.Llama):  # type: ignore[mis
         attic: AtticPlace = "off",
         attic_limit: AtticBytes | None = None,
         attic_type: CacheType | None = None,
+        recall_every: Count = 0,
         attention: Attention = "auto",
         n_ctx: ContextSize = 0,
         n_batch: BatchSize | None = None,
@@ -196,9 +198,8 @@ class H2OLlama(LowLevel, Completions, Sessions, high.Llama):  # type: ignore[mis
             budgets = read_layer_budgets(layer_budgets, self.model_path)
             cache_options = replace(cache_options, layer_budgets=budgets)
         sizes = self._sizes(cache_options, shape, is_bounded=embedding)
-        attic_options = AtticOptions(
-            attic, attic_limit or LIMIT, None if attic_type is None else int(attic_type)
-        )
+        kept_as = None if attic_type is None else int(attic_type)
+        attic_options = AtticOptions(attic, attic_limit or LIMIT, kept_as, recall_every)
         self._no_engine = self._why_no_engine(shape, embedding, model_options.params.vocab_only)
         self._fingerprint = fingerprint(self.model_path)
         names = {number: name for name, number in KV_TYPES.items()}

@@ -103,6 +103,7 @@ class CacheView:
             scores=self.scores.take(cells, axis=-1),
             pos=self.pos.take(cells, axis=-1),
             traces=None if self.traces is None else self.traces.take(cells, axis=-1),
+            recalled=None if self.recalled is None else self.recalled.take(cells, axis=-1),
             observation=None,
         )
 
