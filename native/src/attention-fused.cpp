@@ -8,7 +8,7 @@ namespace h2og {
 
 extern const Kernel kernel_portable;
 #if defined(__x86_64__)
-extern const Kernel kernel_avx2, kernel_avx512;
+extern const Kernel kernel_avx2, kernel_avx512, kernel_avx512vnni;
 #endif
 
 namespace {
@@ -33,6 +33,9 @@ std::vector<const Kernel *> usable_kernels() {
     __builtin_cpu_init();
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
         __builtin_cpu_supports("avx512vl")) {
+        if (__builtin_cpu_supports("avx512vnni")) {
+            out.push_back(&kernel_avx512vnni);
+        }
         out.push_back(&kernel_avx512);
     }
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) {

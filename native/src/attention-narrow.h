@@ -2,6 +2,7 @@
 // lie in memory, and meet the queries of all heads there.  Logits are kept as [row][cell].
 #pragma once
 
+#include "attention-bytes.h"
 #include "attention-parts.h"
 
 namespace h2og {
@@ -41,9 +42,23 @@ H2OG_INLINE void dots(const float * q, int32_t dim, const char * const * k, floa
     }
 }
 
-// out[r][0 .. V*LANES) += sum over n cells of e[r][c]*v[c], from element d of the rows on.
+// out[r][0 .. V*LANES) += sum over n cells of e[r][c]*v[c], from element d of the rows on.  n is at most GROUP, and e can be
+// read that far.
 template <typename Row, int R, int V>
 H2OG_INLINE void values(const float * e, size_t stride, const char * v, size_t v_step, int32_t n, int32_t d, float * out, int32_t dim) {
+    constexpr int BLOCKS = Row::HAS_FACTOR ? V*LANES/Row::STEP : 1;
+    // A block's factor is multiplied with its cell's e, and not with each of its elements.
+    float scaled[BLOCKS][R][GROUP];
+    if constexpr (Row::HAS_FACTOR) {
+        for (int b = 0; b < BLOCKS; ++b) {
+            for (int32_t c = 0; c < n; c += LANES) {
+                const vf factor = load_halves(v + Row::factor_at(d + b*Row::STEP) + c*v_step, v_step, n - c);
+                for (int r = 0; r < R; ++r) {
+                    store(scaled[b][r] + c, load(e + r*stride + c)*factor);
+                }
+            }
+        }
+    }
     vf acc[R][V];
     for (int r = 0; r < R; ++r) {
         for (int j = 0; j < V; ++j) {
@@ -52,9 +67,17 @@ H2OG_INLINE void values(const float * e, size_t stride, const char * v, size_t v
     }
     for (int32_t c = 0; c < n; ++c) {
         for (int j = 0; j < V; ++j) {
-            const vf x = Row::at(v + c*v_step, d + j*LANES/Row::STEP*Row::STEP, j*LANES % Row::STEP);
-            for (int r = 0; r < R; ++r) {
-                acc[r][j] += all(e[r*stride + c])*x;
+            const int32_t b = j*LANES/Row::STEP, at = d + b*Row::STEP, rest = j*LANES % Row::STEP;
+            if constexpr (Row::HAS_FACTOR) {
+                const vf x = Row::parts(v + c*v_step, at, rest);
+                for (int r = 0; r < R; ++r) {
+                    acc[r][j] += all(scaled[b][r][c])*x;
+                }
+            } else {
+                const vf x = Row::at(v + c*v_step, at, rest);
+                for (int r = 0; r < R; ++r) {
+                    acc[r][j] += all(e[r*stride + c])*x;
+                }
             }
         }
     }
@@ -67,6 +90,14 @@ H2OG_INLINE void values(const float * e, size_t stride, const char * v, size_t v
 
 template <typename Row, int R>
 H2OG_INLINE void all_dots(const float * q, int32_t dim, const char * k, size_t k_step, int32_t n, float * logits, size_t stride) {
+#if defined(H2OG_BYTES)
+    if constexpr (Row::STEP == QUANTS) {
+        for (int32_t c = 0; c < n; c += LANES) {
+            byte_dots<typename Row::Block, R>(q, dim, k + c*k_step, k_step, n - c, logits + c, stride);
+        }
+        return;
+    }
+#endif
     for (int32_t c = 0; c < n; c += CELLS) {
         const char * at[CELLS];
         for (int i = 0; i < CELLS; ++i) {
@@ -121,13 +152,23 @@ struct Reader {
     bool is_direct;  // rows are used where they lie; otherwise they are converted to float32 first
     decltype(&dots_of<RowF32>) dots;
     decltype(&values_of<RowF32>) values;
+    void (* split)(float * q, int32_t n);  // what a row of queries goes through before it meets rows; nullptr: nothing
 };
 
 H2OG_INLINE Reader reader_of(ggml_type type, int32_t dim, bool is_transposed) {
     if (dim % LANES != 0 || is_transposed) {
-        return { false, dots_of<RowF32>, values_of<RowF32> };
+        return { false, dots_of<RowF32>, values_of<RowF32>, nullptr };
     }
-    return with_row(type, [](auto row) { return Reader{ true, dots_of<decltype(row)>, values_of<decltype(row)> }; });
+    return with_row(type, [](auto row) {
+        using Row = decltype(row);
+        Reader reader = { true, dots_of<Row>, values_of<Row>, nullptr };
+#if defined(H2OG_BYTES)
+        if constexpr (Row::STEP == QUANTS) {
+            reader.split = split_query<typename Row::Block>;
+        }
+#endif
+        return reader;
+    });
 }
 
 H2OG_INLINE void mask_rows(const Attention & a, const Plan & p, const Unit & u, const float * mask, Mask kind, float * logits,
@@ -198,6 +239,9 @@ static void attend_narrow(const Attention & a, const Plan & p, const Unit & u, f
 
     for (int32_t h = 0; h < a.n_head_kv; ++h) {
         load_queries(a, p, unit_of(h), q_of(h), p.dim_k, 1);
+        for (int32_t r = 0; of_k.split != nullptr && r < n_row; ++r) {
+            of_k.split(q_of(h) + size_t(r)*p.dim_k, p.dim_k);
+        }
         for (int32_t r = 0; r < p.width; ++r) {
             memory_of(h)[r] = NEG_INF;
             memory_of(h)[p.total_at + r] = 0.0f;
