@@ -82,7 +82,12 @@ H2OG_INLINE void byte_dots(const float * q, int32_t dim, const char * k, size_t 
     vf acc[R] = {};
     for (int32_t d = 0; d < dim; d += QUANTS, k += sizeof(Block)) {
         vi columns[QUANTS/4], sums[R][PARTS];
-        transpose([&](int c) { return bytes(*reinterpret_cast<const Block *>(k + (c < n ? c : n - 1)*k_step)); }, columns);
+        const auto row = [&](int c) { return bytes(*reinterpret_cast<const Block *>(k + c*k_step)); };
+        if (n >= LANES) {
+            transpose(row, columns);
+        } else {
+            transpose([&](int c) { return row(c < n ? c : n - 1); }, columns);
+        }
         for (int r = 0; r < R; ++r) {
             for (int p = 0; p < PARTS; ++p) {
                 sums[r][p] = vi{} + query(r, d)->start[p];

@@ -66,6 +66,7 @@ Plan::Plan(const Attention & a, int32_t lanes) {
     out_at        = total_at + width;
     e_at          = out_at + size_t(n_tile_row)*dim_v;
     n_logit_row   = is_wide ? width : n_tile_row;
+    scaled_floats = is_wide || !ggml_is_quantized(a.type_v) ? 0 : n_joint*(dim_v/ggml_blck_size(a.type_v))*n_tile_row*BLOCK;
     unit_floats   = whole_lines(e_at + (a.scores == nullptr || n_split == 1 ? 0 : n_logit_row*logit_stride));
     mass_floats   = a.scores == nullptr || n_split > 1 ? 0 : whole_lines(a.n_cells);
 
@@ -91,7 +92,8 @@ Unit Plan::unit(const Attention & a, int32_t i) const {
 Scratch::Scratch(const Plan & p, std::vector<float> & memory) {
     const std::pair<float **, size_t> parts[] = {
         { &q, size_t(p.n_joint)*p.width*p.dim_k }, { &k, size_t(BLOCK)*p.dim_k }, { &v, size_t(BLOCK)*p.dim_v },
-        { &logits, p.n_joint*p.logit_stride*p.n_logit_row }, { &mask, size_t(p.n_tile_row + 1)*BLOCK },
+        { &logits, p.n_joint*p.logit_stride*p.n_logit_row }, { &scaled, p.scaled_floats },
+        { &mask, size_t(p.n_tile_row + 1)*BLOCK },
         { &weight, p.width }, { &factor, size_t(p.n_split)*p.width },
         { &tops, (p.logit_stride/(STRETCH*BLOCK) + 1)*p.width },
         { &is_hidden, p.logit_stride/BLOCK },

@@ -11,8 +11,7 @@ namespace H2OG_ISA {
 constexpr int CELLS    = 4;                      // cells whose dot products are taken at once
 constexpr int ROWS     = LANES == 8 ? 3 : 4;     // rows that meet them there
 constexpr int VECTORS  = 4;     // vectors of an output row that stay in registers
-constexpr int GROUP    = 16;                     // cells read of one head before the next
-constexpr int AHEAD    = 2*GROUP;                // how far ahead memory is asked for
+constexpr size_t GROUP_BYTES = 8192;             // read of one head's cells before the next head's, at most
 
 // logits[r][0 .. CELLS) = q[r] . k[i] for R rows.
 template <typename Row, int R>
@@ -42,22 +41,20 @@ H2OG_INLINE void dots(const float * q, int32_t dim, const char * const * k, floa
     }
 }
 
-// out[r][0 .. V*LANES) += sum over n cells of e[r][c]*v[c], from element d of the rows on.  n is at most GROUP, and e can be
-// read that far.
+// What a row is multiplied with: the weight of row r and cell c at row[r*stride + c], and for elements of V that have a factor
+// in common, that of their block's factor in it, of_block further for each block.
+struct Weights {
+    const float * row;
+    size_t stride, of_block;
+};
+
+// out[r][0 .. V*LANES) += sum over n cells of e[r][c]*v[c], from element d of the rows on.
 template <typename Row, int R, int V>
-H2OG_INLINE void values(const float * e, size_t stride, const char * v, size_t v_step, int32_t n, int32_t d, float * out, int32_t dim) {
+H2OG_INLINE void values(const Weights & e, const char * v, size_t v_step, int32_t n, int32_t d, float * out, int32_t dim) {
     constexpr int BLOCKS = Row::HAS_FACTOR ? V*LANES/Row::STEP : 1;
-    // A block's factor is multiplied with its cell's e, and not with each of its elements.
-    float scaled[BLOCKS][R][GROUP];
-    if constexpr (Row::HAS_FACTOR) {
-        for (int b = 0; b < BLOCKS; ++b) {
-            for (int32_t c = 0; c < n; c += LANES) {
-                const vf factor = load_halves(v + Row::factor_at(d + b*Row::STEP) + c*v_step, v_step, n - c);
-                for (int r = 0; r < R; ++r) {
-                    store(scaled[b][r] + c, load(e + r*stride + c)*factor);
-                }
-            }
-        }
+    const float * weight[BLOCKS];
+    for (int b = 0; b < BLOCKS; ++b) {
+        weight[b] = e.row + (Row::HAS_FACTOR ? (d/Row::STEP + b)*e.of_block : 0);
     }
     vf acc[R][V];
     for (int r = 0; r < R; ++r) {
@@ -67,17 +64,10 @@ H2OG_INLINE void values(const float * e, size_t stride, const char * v, size_t v
     }
     for (int32_t c = 0; c < n; ++c) {
         for (int j = 0; j < V; ++j) {
-            const int32_t b = j*LANES/Row::STEP, at = d + b*Row::STEP, rest = j*LANES % Row::STEP;
-            if constexpr (Row::HAS_FACTOR) {
-                const vf x = Row::parts(v + c*v_step, at, rest);
-                for (int r = 0; r < R; ++r) {
-                    acc[r][j] += all(scaled[b][r][c])*x;
-                }
-            } else {
-                const vf x = Row::at(v + c*v_step, at, rest);
-                for (int r = 0; r < R; ++r) {
-                    acc[r][j] += all(e[r*stride + c])*x;
-                }
+            const int32_t b = j*LANES/Row::STEP;
+            const vf x = Row::parts(v + c*v_step, d + b*Row::STEP, j*LANES % Row::STEP);
+            for (int r = 0; r < R; ++r) {
+                acc[r][j] += all(weight[Row::HAS_FACTOR ? b : 0][r*e.stride + c])*x;
             }
         }
     }
@@ -88,10 +78,42 @@ H2OG_INLINE void values(const float * e, size_t stride, const char * v, size_t v
     }
 }
 
+// scaled[block][r][0 .. BLOCK) = e[r][c] times the factor of that block of v[c]'s elements, for n cells.  A block's least value
+// is the same for all its elements: out gets the sum of them at once.
+template <typename Row>
+static void scale_rows(const float * e, size_t stride, int32_t n_row, const char * v, size_t v_step, int32_t n, float * scaled,
+                       float * out, int32_t dim) {
+    for (int32_t d = 0; d < dim; d += Row::STEP, scaled += n_row*BLOCK) {
+        const char * block = v + d/Row::STEP*sizeof(typename Row::Block);
+        for (int32_t c = 0; c < n; c += LANES) {
+            const vf factor = load_halves(block + offsetof(typename Row::Block, d) + c*v_step, v_step, n - c);
+            for (int32_t r = 0; r < n_row; ++r) {
+                store(scaled + r*BLOCK + c, load(e + r*stride + c)*factor);
+            }
+        }
+        if constexpr (HAS_LEAST<typename Row::Block>) {
+            float least[BLOCK];
+            for (int32_t c = 0; c < n; c += LANES) {
+                store(least + c, load_halves(block + offsetof(typename Row::Block, m) + c*v_step, v_step, n - c));
+            }
+            for (int32_t r = 0; r < n_row; ++r) {
+                vf all_of = vf{};
+                for (int32_t c = 0; c < n; c += LANES) {
+                    all_of += load(e + r*stride + c)*load(least + c);
+                }
+                const float sum_of = sum(all_of);
+                for (int32_t j = 0; j < Row::STEP; ++j) {
+                    out[size_t(r)*dim + d + j] += sum_of;
+                }
+            }
+        }
+    }
+}
+
 template <typename Row, int R>
 H2OG_INLINE void all_dots(const float * q, int32_t dim, const char * k, size_t k_step, int32_t n, float * logits, size_t stride) {
 #if defined(H2OG_BYTES)
-    if constexpr (Row::STEP == QUANTS) {
+    if constexpr (Row::HAS_FACTOR) {
         for (int32_t c = 0; c < n; c += LANES) {
             byte_dots<typename Row::Block, R>(q, dim, k + c*k_step, k_step, n - c, logits + c, stride);
         }
@@ -108,18 +130,18 @@ H2OG_INLINE void all_dots(const float * q, int32_t dim, const char * k, size_t k
 }
 
 template <typename Row, int R>
-H2OG_INLINE void all_values(const float * e, size_t stride, const char * v, size_t v_step, int32_t n, float * out, int32_t dim) {
+H2OG_INLINE void all_values(const Weights & e, const char * v, size_t v_step, int32_t n, float * out, int32_t dim) {
     constexpr int few = Row::STEP/LANES, many = few > VECTORS ? few : VECTORS;
     int32_t d = 0;
     for (; d + many*LANES <= dim; d += many*LANES) {
-        values<Row, R, many>(e, stride, v, v_step, n, d, out, dim);
+        values<Row, R, many>(e, v, v_step, n, d, out, dim);
     }
     for (; d < dim; d += Row::STEP) {
-        values<Row, R, few>(e, stride, v, v_step, n, d, out, dim);
+        values<Row, R, few>(e, v, v_step, n, d, out, dim);
     }
 }
 
-// n_row rows against n cells of one head: at most GROUP.
+// n_row rows against n cells of one head.
 template <typename Row>
 static void dots_of(const float * q, int32_t dim, int32_t n_row, const char * k, size_t k_step, int32_t n, float * logits, size_t stride) {
     for (int32_t r = 0; r < n_row; r += ROWS) {
@@ -135,40 +157,54 @@ static void dots_of(const float * q, int32_t dim, int32_t n_row, const char * k,
 }
 
 template <typename Row>
-static void values_of(const float * e, size_t stride, int32_t n_row, const char * v, size_t v_step, int32_t n, float * out, int32_t dim) {
-    for (int32_t r = 0; r < n_row; r += ROWS) {
-        const float * er = e + r*stride;
+static void values_of(Weights e, int32_t n_row, const char * v, size_t v_step, int32_t n, float * out, int32_t dim) {
+    for (int32_t r = 0; r < n_row; r += ROWS, e.row += ROWS*e.stride) {
         float * to = out + size_t(r)*dim;
         switch (n_row - r) {
-            case 1:  all_values<Row, 1>(er, stride, v, v_step, n, to, dim);    break;
-            case 2:  all_values<Row, 2>(er, stride, v, v_step, n, to, dim);    break;
-            case 3:  all_values<Row, 3>(er, stride, v, v_step, n, to, dim);    break;
-            default: all_values<Row, ROWS>(er, stride, v, v_step, n, to, dim); break;
+            case 1:  all_values<Row, 1>(e, v, v_step, n, to, dim);    break;
+            case 2:  all_values<Row, 2>(e, v, v_step, n, to, dim);    break;
+            case 3:  all_values<Row, 3>(e, v, v_step, n, to, dim);    break;
+            default: all_values<Row, ROWS>(e, v, v_step, n, to, dim); break;
         }
     }
 }
 
 struct Reader {
-    bool is_direct;  // rows are used where they lie; otherwise they are converted to float32 first
-    decltype(&dots_of<RowF32>) dots;
-    decltype(&values_of<RowF32>) values;
-    void (* split)(float * q, int32_t n);  // what a row of queries goes through before it meets rows; nullptr: nothing
+    bool is_direct = false;  // rows are used where they lie; otherwise they are converted to float32 first
+    decltype(&dots_of<RowF32>)   dots   = dots_of<RowF32>;
+    decltype(&values_of<RowF32>) values = values_of<RowF32>;
+    // What queries and weights go through before they meet rows of K and V; nullptr: nothing.
+    void (* split)(float * q, int32_t n) = nullptr;
+    decltype(&scale_rows<BlockRow<block_q8_0>>) scale = nullptr;
 };
 
 H2OG_INLINE Reader reader_of(ggml_type type, int32_t dim, bool is_transposed) {
+    Reader reader;
     if (dim % LANES != 0 || is_transposed) {
-        return { false, dots_of<RowF32>, values_of<RowF32>, nullptr };
-    }
-    return with_row(type, [](auto row) {
-        using Row = decltype(row);
-        Reader reader = { true, dots_of<Row>, values_of<Row>, nullptr };
-#if defined(H2OG_BYTES)
-        if constexpr (Row::STEP == QUANTS) {
-            reader.split = split_query<typename Row::Block>;
-        }
-#endif
         return reader;
+    }
+    with_row(type, [&](auto row) {
+        using Row = decltype(row);
+        reader.is_direct = true;
+        reader.dots   = dots_of<Row>;
+        reader.values = values_of<Row>;
+        if constexpr (Row::HAS_FACTOR) {
+            reader.scale = scale_rows<Row>;
+#if defined(H2OG_BYTES)
+            reader.split = split_query<typename Row::Block>;
+#endif
+        }
     });
+    return reader;
+}
+
+// Cells read of one head before the next: a part of a block.
+H2OG_INLINE int32_t group_of(size_t cell) {
+    int32_t n = BLOCK;
+    while (n > BLOCK/4 && n*cell > GROUP_BYTES) {
+        n /= 2;
+    }
+    return n;
 }
 
 H2OG_INLINE void mask_rows(const Attention & a, const Plan & p, const Unit & u, const float * mask, Mask kind, float * logits,
@@ -227,6 +263,9 @@ static void attend_narrow(const Attention & a, const Plan & p, const Unit & u, f
     const Reader of_k = reader_of(a.type_k, a.head_dim_k, false), of_v = reader_of(a.type_v, a.head_dim_v, a.v_element != 0);
     const char * k = a.k + u.stream*a.k_stream + u.cell*a.k_cell;
     const char * v = a.v + u.stream*a.v_stream + u.cell*a.v_cell;
+    // How far ahead memory is asked for.  What blocks of V have in common is read a block of cells at once.
+    const int32_t group_k = group_of(a.k_cell), group_v = group_of(a.v_cell);
+    const int32_t ahead_k = 2*group_k, ahead_v = 2*group_v + (of_v.scale == nullptr ? 0 : BLOCK);
     const auto unit_of   = [&](int32_t h) { Unit w = u; w.head = h; return w; };
     const auto memory_of = [&](int32_t h) { return memory + h*p.unit_floats; };
     const auto q_of      = [&](int32_t h) { return s.q + size_t(h)*p.width*p.dim_k; };
@@ -236,6 +275,7 @@ static void attend_narrow(const Attention & a, const Plan & p, const Unit & u, f
     const size_t of_head = is_kept ? p.unit_floats : n_row*stride;
     const auto logits_of = [&](int32_t h, int32_t c) { return logits + h*of_head + c; };
     const auto n_of      = [&](int32_t c, int32_t step) { return u.n_cells - c < step ? u.n_cells - c : step; };
+    const auto scaled_of = [&](int32_t h) { return s.scaled + size_t(h)*(p.dim_v/QUANTS)*n_row*BLOCK; };
 
     for (int32_t h = 0; h < a.n_head_kv; ++h) {
         load_queries(a, p, unit_of(h), q_of(h), p.dim_k, 1);
@@ -255,11 +295,11 @@ static void attend_narrow(const Attention & a, const Plan & p, const Unit & u, f
         if (kind == Mask::HIDDEN) {
             continue;
         }
-        for (int32_t c = first; c < first + n_here; c += GROUP) {
-            const int32_t n = n_of(c, GROUP);
+        for (int32_t c = first; c < first + n_here; c += group_k) {
+            const int32_t n = n_of(c, group_k);
             for (int32_t h = 0; h < a.n_head_kv; ++h) {
                 const char * from = k + c*a.k_cell + h*a.k_head;
-                ask_ahead(k + (c + AHEAD)*a.k_cell, GROUP*a.k_cell, h, a.n_head_kv);
+                ask_ahead(k + (c + ahead_k)*a.k_cell, group_k*a.k_cell, h, a.n_head_kv);
                 size_t step = a.k_cell;
                 if (!of_k.is_direct) {
                     load_rows(from, step, a.type_k, n, a.head_dim_k, p.dim_k, s.k);
@@ -282,20 +322,26 @@ static void attend_narrow(const Attention & a, const Plan & p, const Unit & u, f
                 }
             } else {
                 exp_rows(n_row, logits_of(h, first), stride, memory_of(h), memory_of(h) + p.total_at);
+                if (of_v.scale != nullptr) {
+                    of_v.scale(logits_of(h, first), stride, n_row, v + first*a.v_cell + h*a.v_head, a.v_cell, n_here, scaled_of(h),
+                               memory_of(h) + p.out_at, p.dim_v);
+                }
             }
         }
-        for (int32_t c = first; !s.is_hidden[b] && c < first + n_here; c += GROUP) {
-            const int32_t n = n_of(c, GROUP);
+        for (int32_t c = first; !s.is_hidden[b] && c < first + n_here; c += group_v) {
+            const int32_t n = n_of(c, group_v);
             for (int32_t h = 0; h < a.n_head_kv; ++h) {
                 const char * from = v + c*a.v_cell + h*a.v_head;
-                ask_ahead(v + (c + AHEAD)*a.v_cell, GROUP*a.v_cell, h, a.n_head_kv);
+                ask_ahead(v + (c + ahead_v)*a.v_cell, group_v*a.v_cell, h, a.n_head_kv);
                 size_t step = a.v_cell;
                 if (!of_v.is_direct) {
                     load_values(a, from, n, p.dim_v, s.v);
                     from = reinterpret_cast<const char *>(s.v);
                     step = p.dim_v*sizeof(float);
                 }
-                of_v.values(logits_of(h, c), stride, n_row, from, step, n, memory_of(h) + p.out_at, p.dim_v);
+                const Weights e = of_v.scale == nullptr ? Weights{ logits_of(h, c), stride, 0 } :
+                    Weights{ scaled_of(h) + c - first, BLOCK, size_t(n_row)*BLOCK };
+                of_v.values(e, n_row, from, step, n, memory_of(h) + p.out_at, p.dim_v);
             }
         }
     }

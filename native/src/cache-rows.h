@@ -40,22 +40,22 @@ constexpr bool HAS_LEAST<block_q4_1> = true;
 template <>
 constexpr bool HAS_LEAST<block_q5_1> = true;
 
-// A type's rows: at(row, d, j) is LANES elements from d + j on; d is a multiple of STEP, and j of LANES below STEP.  Where
-// HAS_FACTOR, they are parts(row, d, j) times the factor of the STEP elements, a float16 at row + factor_at(d).
+// A type's rows: at(row, d, j) is LANES elements from d + j on; d is a multiple of STEP, and j of LANES below STEP.  parts are
+// the same before they are multiplied with what the elements of a Block have in common, if HAS_FACTOR.
 template <typename T, vf (* load_lanes)(const T *)>
 struct PlainRow {
     static constexpr int32_t STEP = LANES;
     static constexpr bool HAS_FACTOR = false;
     H2OG_INLINE vf at(const char * row, int32_t d, int32_t) { return load_lanes(reinterpret_cast<const T *>(row) + d); }
+    H2OG_INLINE vf parts(const char * row, int32_t d, int32_t j) { return at(row, d, j); }
 };
 
 template <typename B>
 struct BlockRow {
     using Block = B;
     static constexpr int32_t STEP = QUANTS;
-    static constexpr bool HAS_FACTOR = !HAS_LEAST<Block>;
+    static constexpr bool HAS_FACTOR = true;
     H2OG_INLINE const Block & block(const char * row, int32_t d) { return reinterpret_cast<const Block *>(row)[d/QUANTS]; }
-    H2OG_INLINE size_t factor_at(int32_t d) { return d/QUANTS*sizeof(Block) + offsetof(Block, d); }
     H2OG_INLINE vf parts(const char * row, int32_t d, int32_t j) { return levels(block(row, d), j); }
     H2OG_INLINE vf at(const char * row, int32_t d, int32_t j) {
         const Block & b = block(row, d);
@@ -67,13 +67,23 @@ struct BlockRow {
     }
 };
 
+H2OG_INLINE uint16_t bits16(const char * p) {
+    uint16_t x;
+    memcpy(&x, p, sizeof(x));
+    return x;
+}
+
 // The float16 of LANES rows as float32, from p on; of those behind the n rows there are, the last one again.
 H2OG_INLINE vf load_halves(const char * p, size_t step, int32_t n) {
     vh h;
-    for (int32_t c = 0; c < LANES; ++c) {
-        uint16_t x;
-        memcpy(&x, p + (c < n ? c : n - 1)*step, sizeof(x));
-        h[c] = x;
+    if (n >= LANES) {
+        for (int32_t c = 0; c < LANES; ++c) {
+            h[c] = bits16(p + c*step);
+        }
+    } else {
+        for (int32_t c = 0; c < LANES; ++c) {
+            h[c] = bits16(p + (c < n ? c : n - 1)*step);
+        }
     }
     return from_f16(h);
 }

@@ -66,20 +66,31 @@ H2OG_INLINE vf larger(vf a, vf b) {
     return a > b ? a : b;
 }
 
+// op of all lanes; in pairs, so that few wait for others.
+template <typename Op>
+H2OG_INLINE float fold(vf v, const Op & op) {
+#if defined(H2OG_AVX512)
+    v = op(v, vf(_mm512_shuffle_f32x4(v, v, 0x4E)));
+    v = op(v, vf(_mm512_shuffle_f32x4(v, v, 0xB1)));
+    v = op(v, vf(_mm512_permute_ps(v, 0x4E)));
+    v = op(v, vf(_mm512_permute_ps(v, 0xB1)));
+#elif defined(H2OG_AVX2)
+    v = op(v, vf(_mm256_permute2f128_ps(v, v, 0x01)));
+    v = op(v, vf(_mm256_permute_ps(v, 0x4E)));
+    v = op(v, vf(_mm256_permute_ps(v, 0xB1)));
+#else
+    v = op(v, vf{ v[2], v[3], v[0], v[1] });
+    v = op(v, vf{ v[1], v[0], v[3], v[2] });
+#endif
+    return v[0];
+}
+
 H2OG_INLINE float sum(vf v) {
-    float s = 0.0f;
-    for (int i = 0; i < LANES; ++i) {
-        s += v[i];
-    }
-    return s;
+    return fold(v, [](vf a, vf b) { return a + b; });
 }
 
 H2OG_INLINE float largest(vf v) {
-    float m = v[0];
-    for (int i = 1; i < LANES; ++i) {
-        m = v[i] > m ? v[i] : m;
-    }
-    return m;
+    return fold(v, [](vf a, vf b) { return larger(a, b); });
 }
 
 // The sums of LANES vectors, as one vector.
