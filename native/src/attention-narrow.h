@@ -11,7 +11,7 @@ namespace H2OG_ISA {
 constexpr int CELLS    = 4;                      // cells whose dot products are taken at once
 constexpr int ROWS     = LANES == 8 ? 3 : 4;     // rows that meet them there
 constexpr int VECTORS  = 4;     // vectors of an output row that stay in registers
-constexpr size_t GROUP_BYTES = 8192;             // read of one head's cells before the next head's, at most
+constexpr size_t GROUP_BYTES = 36*64;            // read of one head before the next, and asked for at once, if rows are small
 
 // logits[r][0 .. CELLS) = q[r] . k[i] for R rows.
 template <typename Row, int R>
@@ -199,9 +199,9 @@ H2OG_INLINE Reader reader_of(ggml_type type, int32_t dim, bool is_transposed) {
 }
 
 // Cells read of one head before the next: a part of a block.
-H2OG_INLINE int32_t group_of(size_t cell) {
+H2OG_INLINE int32_t group_of(size_t row) {
     int32_t n = BLOCK;
-    while (n > BLOCK/4 && n*cell > GROUP_BYTES) {
+    while (n > BLOCK/4 && n*row > GROUP_BYTES) {
         n /= 2;
     }
     return n;
@@ -264,7 +264,7 @@ static void attend_narrow(const Attention & a, const Plan & p, const Unit & u, f
     const char * k = a.k + u.stream*a.k_stream + u.cell*a.k_cell;
     const char * v = a.v + u.stream*a.v_stream + u.cell*a.v_cell;
     // How far ahead memory is asked for.  What blocks of V have in common is read a block of cells at once.
-    const int32_t group_k = group_of(a.k_cell), group_v = group_of(a.v_cell);
+    const int32_t group_k = group_of(a.k_head), group_v = group_of(a.v_head);
     const int32_t ahead_k = 2*group_k, ahead_v = 2*group_v + (of_v.scale == nullptr ? 0 : BLOCK);
     const auto unit_of   = [&](int32_t h) { Unit w = u; w.head = h; return w; };
     const auto memory_of = [&](int32_t h) { return memory + h*p.unit_floats; };
