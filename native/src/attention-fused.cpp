@@ -16,7 +16,7 @@ namespace {
 constexpr int32_t FEW_QUERIES     = 8;    // up to this many, the cells are split among threads
 constexpr int32_t SPLIT_CELLS     = 256;
 constexpr int32_t NARROW_ROWS     = 8;    // up to this many rows of a KV head the narrow form is used
-constexpr int32_t N_TILE_ROW      = 32;   // rows whose logits of a few thousand cells stay in a core's cache
+constexpr int32_t N_TILE_ROW      = 96;   // rows that share a conversion of K and V, and whose logits stay in a core's cache
 constexpr int32_t N_MASS          = 128;  // mass arrays of a stream's KV heads: enough units for many threads, bounded memory
 constexpr int32_t PARTS_OF_THREAD = 2;    // parts the combining work of a KV head is cut into
 constexpr size_t  LINE            = 16;   // floats of a cache line
@@ -49,8 +49,9 @@ std::vector<const Kernel *> usable_kernels() {
 Plan::Plan(const Attention & a, int32_t lanes) {
     const bool is_few = a.n_query <= FEW_QUERIES;
     group         = a.n_head/a.n_head_kv;
-    n_tile_row    = std::min(N_TILE_ROW, group*a.n_query);
-    n_tile        = ceil_div(group*a.n_query, n_tile_row);
+    const int32_t n_row = group*a.n_query;
+    n_tile_row    = std::min(n_row, round_up(ceil_div(n_row, ceil_div(n_row, N_TILE_ROW)), 2*lanes));
+    n_tile        = ceil_div(n_row, n_tile_row);
     n_split_cells = is_few ? std::min(a.n_cells, SPLIT_CELLS) : a.n_cells;
     n_split       = ceil_div(a.n_cells, n_split_cells);
     n_unit        = a.n_stream*n_tile*n_split*a.n_head_kv;

@@ -6,7 +6,7 @@
 namespace h2og {
 
 constexpr int32_t BLOCK   = 64;  // cells loaded and multiplied at once
-constexpr int32_t STRETCH = 8;   // blocks whose logits stay in a core's cache, where rows are many
+constexpr int32_t STRETCH = 4;   // blocks whose logits stay in a core's cache, where rows are many
 
 // A tile of rows of one KV head, against a range of cells.  A row is a query with one of the G heads of the KV head,
 // query-major; row r of a head is query r/G with head r%G.
