@@ -30,8 +30,9 @@ if(NOT MSVC)
     if(is_x86_64)
         set_source_files_properties(native/src/attention-avx2.cpp PROPERTIES COMPILE_OPTIONS -march=x86-64-v3)
         # GCC's own header of AVX-512 reads what it leaves uninitialized.
-        set_source_files_properties(native/src/attention-avx512.cpp PROPERTIES COMPILE_OPTIONS
-            "-march=x86-64-v4;-Wno-uninitialized;$<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>")
+        set(avx512 "-march=x86-64-v4;-Wno-uninitialized;$<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>")
+        set_source_files_properties(native/src/attention-avx512.cpp PROPERTIES COMPILE_OPTIONS "${avx512}")
+        set_source_files_properties(native/src/attention-avx512vnni.cpp PROPERTIES COMPILE_OPTIONS "${avx512};-mavx512vnni")
     endif()
 endif()
 

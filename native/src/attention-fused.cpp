@@ -8,7 +8,7 @@ namespace h2og {
 
 extern const Kernel kernel_portable;
 #if defined(__x86_64__)
-extern const Kernel kernel_avx2, kernel_avx512;
+extern const Kernel kernel_avx2, kernel_avx512, kernel_avx512vnni;
 #endif
 
 namespace {
@@ -16,7 +16,7 @@ namespace {
 constexpr int32_t FEW_QUERIES     = 8;    // up to this many, the cells are split among threads
 constexpr int32_t SPLIT_CELLS     = 256;
 constexpr int32_t NARROW_ROWS     = 8;    // up to this many rows of a KV head the narrow form is used
-constexpr int32_t N_TILE_ROW      = 32;   // rows whose logits of a few thousand cells stay in a core's cache
+constexpr int32_t N_TILE_ROW      = 96;   // rows that share a conversion of K and V, and whose logits stay in a core's cache
 constexpr int32_t N_MASS          = 128;  // mass arrays of a stream's KV heads: enough units for many threads, bounded memory
 constexpr int32_t PARTS_OF_THREAD = 2;    // parts the combining work of a KV head is cut into
 constexpr size_t  LINE            = 16;   // floats of a cache line
@@ -33,6 +33,9 @@ std::vector<const Kernel *> usable_kernels() {
     __builtin_cpu_init();
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
         __builtin_cpu_supports("avx512vl")) {
+        if (__builtin_cpu_supports("avx512vnni")) {
+            out.push_back(&kernel_avx512vnni);
+        }
         out.push_back(&kernel_avx512);
     }
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) {
@@ -46,8 +49,9 @@ std::vector<const Kernel *> usable_kernels() {
 Plan::Plan(const Attention & a, int32_t lanes) {
     const bool is_few = a.n_query <= FEW_QUERIES;
     group         = a.n_head/a.n_head_kv;
-    n_tile_row    = std::min(N_TILE_ROW, group*a.n_query);
-    n_tile        = ceil_div(group*a.n_query, n_tile_row);
+    const int32_t n_row = group*a.n_query;
+    n_tile_row    = std::min(n_row, round_up(ceil_div(n_row, ceil_div(n_row, N_TILE_ROW)), 2*lanes));
+    n_tile        = ceil_div(n_row, n_tile_row);
     n_split_cells = is_few ? std::min(a.n_cells, SPLIT_CELLS) : a.n_cells;
     n_split       = ceil_div(a.n_cells, n_split_cells);
     n_unit        = a.n_stream*n_tile*n_split*a.n_head_kv;
@@ -63,6 +67,7 @@ Plan::Plan(const Attention & a, int32_t lanes) {
     out_at        = total_at + width;
     e_at          = out_at + size_t(n_tile_row)*dim_v;
     n_logit_row   = is_wide ? width : n_tile_row;
+    scaled_floats = is_wide || !ggml_is_quantized(a.type_v) ? 0 : n_joint*(dim_v/ggml_blck_size(a.type_v))*n_tile_row*BLOCK;
     unit_floats   = whole_lines(e_at + (a.scores == nullptr || n_split == 1 ? 0 : n_logit_row*logit_stride));
     mass_floats   = a.scores == nullptr || n_split > 1 ? 0 : whole_lines(a.n_cells);
 
@@ -88,7 +93,8 @@ Unit Plan::unit(const Attention & a, int32_t i) const {
 Scratch::Scratch(const Plan & p, std::vector<float> & memory) {
     const std::pair<float **, size_t> parts[] = {
         { &q, size_t(p.n_joint)*p.width*p.dim_k }, { &k, size_t(BLOCK)*p.dim_k }, { &v, size_t(BLOCK)*p.dim_v },
-        { &logits, p.n_joint*p.logit_stride*p.n_logit_row }, { &mask, size_t(p.n_tile_row + 1)*BLOCK },
+        { &logits, p.n_joint*p.logit_stride*p.n_logit_row }, { &scaled, p.scaled_floats },
+        { &mask, size_t(p.n_tile_row + 1)*BLOCK },
         { &weight, p.width }, { &factor, size_t(p.n_split)*p.width },
         { &tops, (p.logit_stride/(STRETCH*BLOCK) + 1)*p.width },
         { &is_hidden, p.logit_stride/BLOCK },

@@ -3,131 +3,20 @@
 #pragma once
 
 #include "attention-parts.h"
+#include "attention-reader.h"
 
 namespace h2og {
 namespace H2OG_ISA {
 
-constexpr int CELLS    = 4;                      // cells whose dot products are taken at once
-constexpr int ROWS     = LANES == 8 ? 3 : 4;     // rows that meet them there
-constexpr int VECTORS  = 4;     // vectors of an output row that stay in registers
-constexpr int GROUP    = 16;                     // cells read of one head before the next
-constexpr int AHEAD    = 2*GROUP;                // how far ahead memory is asked for
+constexpr size_t GROUP_BYTES = 36*64;  // read of one head before the next, and asked for at once, where rows are small
 
-// logits[r][0 .. CELLS) = q[r] . k[i] for R rows.
-template <typename Row, int R>
-H2OG_INLINE void dots(const float * q, int32_t dim, const char * const * k, float * logits, size_t stride) {
-    vf acc[ROWS*CELLS] = {};
-    for (int32_t d = 0; d < dim; d += Row::STEP) {
-        for (int i = 0; i < CELLS; ++i) {
-            for (int32_t j = 0; j < Row::STEP; j += LANES) {
-                const vf ki = Row::at(k[i], d, j);
-                for (int r = 0; r < R; ++r) {
-                    acc[r*CELLS + i] += load(q + size_t(r)*dim + d + j)*ki;
-                }
-            }
-        }
+// Cells read of one head before the next: a part of a block.
+H2OG_INLINE int32_t group_of(size_t row) {
+    int32_t n = BLOCK;
+    while (n > BLOCK/4 && n*row > GROUP_BYTES) {
+        n /= 2;
     }
-    float out[ROWS*CELLS];
-    for (int i = 0; i < R*CELLS; i += LANES) {
-        vf part[LANES];
-        for (int j = 0; j < LANES; ++j) {
-            part[j] = i + j < R*CELLS ? acc[i + j < ROWS*CELLS ? i + j : 0] : vf{};
-        }
-        const vf sum_of = sums(part);
-        memcpy(out + i, &sum_of, (R*CELLS - i < LANES ? R*CELLS - i : LANES)*sizeof(float));
-    }
-    for (int r = 0; r < R; ++r) {
-        memcpy(logits + r*stride, out + r*CELLS, CELLS*sizeof(float));
-    }
-}
-
-// out[r][0 .. V*LANES) += sum over n cells of e[r][c]*v[c], from element d of the rows on.
-template <typename Row, int R, int V>
-H2OG_INLINE void values(const float * e, size_t stride, const char * v, size_t v_step, int32_t n, int32_t d, float * out, int32_t dim) {
-    vf acc[R][V];
-    for (int r = 0; r < R; ++r) {
-        for (int j = 0; j < V; ++j) {
-            acc[r][j] = load(out + size_t(r)*dim + d + j*LANES);
-        }
-    }
-    for (int32_t c = 0; c < n; ++c) {
-        for (int j = 0; j < V; ++j) {
-            const vf x = Row::at(v + c*v_step, d + j*LANES/Row::STEP*Row::STEP, j*LANES % Row::STEP);
-            for (int r = 0; r < R; ++r) {
-                acc[r][j] += all(e[r*stride + c])*x;
-            }
-        }
-    }
-    for (int r = 0; r < R; ++r) {
-        for (int j = 0; j < V; ++j) {
-            store(out + size_t(r)*dim + d + j*LANES, acc[r][j]);
-        }
-    }
-}
-
-template <typename Row, int R>
-H2OG_INLINE void all_dots(const float * q, int32_t dim, const char * k, size_t k_step, int32_t n, float * logits, size_t stride) {
-    for (int32_t c = 0; c < n; c += CELLS) {
-        const char * at[CELLS];
-        for (int i = 0; i < CELLS; ++i) {
-            at[i] = k + (c + i < n ? c + i : n - 1)*k_step;
-        }
-        dots<Row, R>(q, dim, at, logits + c, stride);
-    }
-}
-
-template <typename Row, int R>
-H2OG_INLINE void all_values(const float * e, size_t stride, const char * v, size_t v_step, int32_t n, float * out, int32_t dim) {
-    constexpr int few = Row::STEP/LANES, many = few > VECTORS ? few : VECTORS;
-    int32_t d = 0;
-    for (; d + many*LANES <= dim; d += many*LANES) {
-        values<Row, R, many>(e, stride, v, v_step, n, d, out, dim);
-    }
-    for (; d < dim; d += Row::STEP) {
-        values<Row, R, few>(e, stride, v, v_step, n, d, out, dim);
-    }
-}
-
-// n_row rows against n cells of one head: at most GROUP.
-template <typename Row>
-static void dots_of(const float * q, int32_t dim, int32_t n_row, const char * k, size_t k_step, int32_t n, float * logits, size_t stride) {
-    for (int32_t r = 0; r < n_row; r += ROWS) {
-        const float * qr = q + size_t(r)*dim;
-        float * to = logits + r*stride;
-        switch (n_row - r) {
-            case 1:  all_dots<Row, 1>(qr, dim, k, k_step, n, to, stride);    break;
-            case 2:  all_dots<Row, 2>(qr, dim, k, k_step, n, to, stride);    break;
-            case 3:  all_dots<Row, 3>(qr, dim, k, k_step, n, to, stride);    break;
-            default: all_dots<Row, ROWS>(qr, dim, k, k_step, n, to, stride); break;
-        }
-    }
-}
-
-template <typename Row>
-static void values_of(const float * e, size_t stride, int32_t n_row, const char * v, size_t v_step, int32_t n, float * out, int32_t dim) {
-    for (int32_t r = 0; r < n_row; r += ROWS) {
-        const float * er = e + r*stride;
-        float * to = out + size_t(r)*dim;
-        switch (n_row - r) {
-            case 1:  all_values<Row, 1>(er, stride, v, v_step, n, to, dim);    break;
-            case 2:  all_values<Row, 2>(er, stride, v, v_step, n, to, dim);    break;
-            case 3:  all_values<Row, 3>(er, stride, v, v_step, n, to, dim);    break;
-            default: all_values<Row, ROWS>(er, stride, v, v_step, n, to, dim); break;
-        }
-    }
-}
-
-struct Reader {
-    bool is_direct;  // rows are used where they lie; otherwise they are converted to float32 first
-    decltype(&dots_of<RowF32>) dots;
-    decltype(&values_of<RowF32>) values;
-};
-
-H2OG_INLINE Reader reader_of(ggml_type type, int32_t dim, bool is_transposed) {
-    if (dim % LANES != 0 || is_transposed) {
-        return { false, dots_of<RowF32>, values_of<RowF32> };
-    }
-    return with_row(type, [](auto row) { return Reader{ true, dots_of<decltype(row)>, values_of<decltype(row)> }; });
+    return n;
 }
 
 H2OG_INLINE void mask_rows(const Attention & a, const Plan & p, const Unit & u, const float * mask, Mask kind, float * logits,
@@ -186,6 +75,9 @@ static void attend_narrow(const Attention & a, const Plan & p, const Unit & u, f
     const Reader of_k = reader_of(a.type_k, a.head_dim_k, false), of_v = reader_of(a.type_v, a.head_dim_v, a.v_element != 0);
     const char * k = a.k + u.stream*a.k_stream + u.cell*a.k_cell;
     const char * v = a.v + u.stream*a.v_stream + u.cell*a.v_cell;
+    // How far ahead memory is asked for.  What blocks of V have in common is read a block of cells at once.
+    const int32_t group_k = group_of(a.k_head), group_v = group_of(a.v_head);
+    const int32_t ahead_k = 2*group_k, ahead_v = 2*group_v + (of_v.scale == nullptr ? 0 : BLOCK);
     const auto unit_of   = [&](int32_t h) { Unit w = u; w.head = h; return w; };
     const auto memory_of = [&](int32_t h) { return memory + h*p.unit_floats; };
     const auto q_of      = [&](int32_t h) { return s.q + size_t(h)*p.width*p.dim_k; };
@@ -195,9 +87,13 @@ static void attend_narrow(const Attention & a, const Plan & p, const Unit & u, f
     const size_t of_head = is_kept ? p.unit_floats : n_row*stride;
     const auto logits_of = [&](int32_t h, int32_t c) { return logits + h*of_head + c; };
     const auto n_of      = [&](int32_t c, int32_t step) { return u.n_cells - c < step ? u.n_cells - c : step; };
+    const auto scaled_of = [&](int32_t h) { return s.scaled + size_t(h)*(p.dim_v/QUANTS)*n_row*BLOCK; };
 
     for (int32_t h = 0; h < a.n_head_kv; ++h) {
         load_queries(a, p, unit_of(h), q_of(h), p.dim_k, 1);
+        for (int32_t r = 0; of_k.split != nullptr && r < n_row; ++r) {
+            of_k.split(q_of(h) + size_t(r)*p.dim_k, p.dim_k);
+        }
         for (int32_t r = 0; r < p.width; ++r) {
             memory_of(h)[r] = NEG_INF;
             memory_of(h)[p.total_at + r] = 0.0f;
@@ -211,11 +107,11 @@ static void attend_narrow(const Attention & a, const Plan & p, const Unit & u, f
         if (kind == Mask::HIDDEN) {
             continue;
         }
-        for (int32_t c = first; c < first + n_here; c += GROUP) {
-            const int32_t n = n_of(c, GROUP);
+        for (int32_t c = first; c < first + n_here; c += group_k) {
+            const int32_t n = n_of(c, group_k);
             for (int32_t h = 0; h < a.n_head_kv; ++h) {
                 const char * from = k + c*a.k_cell + h*a.k_head;
-                ask_ahead(k + (c + AHEAD)*a.k_cell, GROUP*a.k_cell, h, a.n_head_kv);
+                ask_ahead(k + (c + ahead_k)*a.k_cell, group_k*a.k_cell, h, a.n_head_kv);
                 size_t step = a.k_cell;
                 if (!of_k.is_direct) {
                     load_rows(from, step, a.type_k, n, a.head_dim_k, p.dim_k, s.k);
@@ -238,20 +134,26 @@ static void attend_narrow(const Attention & a, const Plan & p, const Unit & u, f
                 }
             } else {
                 exp_rows(n_row, logits_of(h, first), stride, memory_of(h), memory_of(h) + p.total_at);
+                if (of_v.scale != nullptr) {
+                    of_v.scale(logits_of(h, first), stride, n_row, v + first*a.v_cell + h*a.v_head, a.v_cell, n_here, scaled_of(h),
+                               memory_of(h) + p.out_at, p.dim_v);
+                }
             }
         }
-        for (int32_t c = first; !s.is_hidden[b] && c < first + n_here; c += GROUP) {
-            const int32_t n = n_of(c, GROUP);
+        for (int32_t c = first; !s.is_hidden[b] && c < first + n_here; c += group_v) {
+            const int32_t n = n_of(c, group_v);
             for (int32_t h = 0; h < a.n_head_kv; ++h) {
                 const char * from = v + c*a.v_cell + h*a.v_head;
-                ask_ahead(v + (c + AHEAD)*a.v_cell, GROUP*a.v_cell, h, a.n_head_kv);
+                ask_ahead(v + (c + ahead_v)*a.v_cell, group_v*a.v_cell, h, a.n_head_kv);
                 size_t step = a.v_cell;
                 if (!of_v.is_direct) {
                     load_values(a, from, n, p.dim_v, s.v);
                     from = reinterpret_cast<const char *>(s.v);
                     step = p.dim_v*sizeof(float);
                 }
-                of_v.values(logits_of(h, c), stride, n_row, from, step, n, memory_of(h) + p.out_at, p.dim_v);
+                const Weights e = of_v.scale == nullptr ? Weights{ logits_of(h, c), stride, 0 } :
+                    Weights{ scaled_of(h) + c - first, BLOCK, size_t(n_row)*BLOCK };
+                of_v.values(e, n_row, from, step, n, memory_of(h) + p.out_at, p.dim_v);
             }
         }
     }

@@ -6,7 +6,7 @@
 namespace h2og {
 
 constexpr int32_t BLOCK   = 64;  // cells loaded and multiplied at once
-constexpr int32_t STRETCH = 8;   // blocks whose logits stay in a core's cache, where rows are many
+constexpr int32_t STRETCH = 4;   // blocks whose logits stay in a core's cache, where rows are many
 
 // A tile of rows of one KV head, against a range of cells.  A row is a query with one of the G heads of the KV head,
 // query-major; row r of a head is query r/G with head r%G.
@@ -41,6 +41,7 @@ struct Plan {
     // Behind the units, if scores are wanted and there is one split: the cells' mass of stream x chain x KV head.
     size_t  mass_floats, workspace_floats;
     int32_t n_logit_row;    // rows of logits of a KV head: width, or n_tile_row if narrow
+    size_t  scaled_floats;  // of all KV heads
     size_t  logit_stride;   // n_split_cells, rounded up to whole blocks
 };
 
@@ -51,6 +52,7 @@ struct Scratch {
     float * q;          // narrow [n_head_kv][width][dim_k]; wide [dim_k][width]
     float * k, * v;     // [BLOCK][dim_k], [BLOCK][dim_v]
     float * logits;     // narrow [n_head_kv][n_logit_row][logit_stride]; wide [logit_stride][width]
+    float * scaled;     // narrow, quantized V: [n_head_kv][dim_v/32][n_tile_row][BLOCK]
     float * mask;       // [queries of a tile][BLOCK]
     float * weight;     // [width]
     float * factor;     // [n_split][width]

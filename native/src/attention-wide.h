@@ -139,6 +139,13 @@ H2OG_INLINE vf faded(vf before, vf now) {
     return exp_nonpositive(before - (now == NEG_INF ? vf{} : now));
 }
 
+// Asks for a block's rows while the one before it is multiplied.
+H2OG_INLINE void ask_block(const char * p, size_t step, size_t row) {
+    for (int32_t c = 0; c < BLOCK; ++c) {
+        ask_ahead(p + c*step, row, 0, 1);
+    }
+}
+
 static void attend_wide(const Attention & a, const Plan & p, const Unit & u, float * memory, float * mass, const Scratch & s) {
     const int32_t n_block = (u.n_cells + BLOCK - 1)/BLOCK;
     const char * k = a.k + u.stream*a.k_stream + u.head*a.k_head + u.cell*a.k_cell;
@@ -165,6 +172,7 @@ static void attend_wide(const Attention & a, const Plan & p, const Unit & u, flo
             s.is_hidden[b] = kind == Mask::HIDDEN;
             if (kind != Mask::HIDDEN) {
                 load_rows(k + b*BLOCK*a.k_cell, a.k_cell, a.type_k, n_of(b), a.head_dim_k, p.dim_k, s.k);
+                ask_block(k + (b + 1)*BLOCK*a.k_cell, a.k_cell, a.k_head);
                 product(s.k, p.dim_k, 1, s.q, p.width, a.head_dim_k, logits_of(b), p.width, n_of(b), p.width, false);
                 mask_columns(a, p, u, s.mask, kind, n_of(b), logits_of(b), top);
             }
@@ -188,6 +196,9 @@ static void attend_wide(const Attention & a, const Plan & p, const Unit & u, flo
             }
             exp_columns(p.width, n_of(b), logits_of(b), top, total);
             load_values(a, v + b*BLOCK*a.v_cell, n_of(b), p.dim_v, s.v);
+            if (a.v_element == 0) {
+                ask_block(v + (b + 1)*BLOCK*a.v_cell, a.v_cell, a.v_head);
+            }
             product(logits_of(b), 1, p.width, s.v, p.dim_v, n_of(b), out, p.dim_v, u.n_row, p.dim_v, true);
         }
     }

@@ -22,28 +22,71 @@ H2OG_INLINE vi fifth_bits(const Block & b, int32_t j) {
     return ((vi{} + bits) >> (lane_numbers() + j) & 1) << 4;
 }
 
-H2OG_INLINE vf elements(const block_q8_0 & b, int32_t j) { return to_float(load_i8(b.qs + j))*half(b.d); }
-H2OG_INLINE vf elements(const block_q4_0 & b, int32_t j) { return to_float(nibbles(b, j) - 8)*half(b.d); }
-H2OG_INLINE vf elements(const block_q4_1 & b, int32_t j) { return to_float(nibbles(b, j))*half(b.d) + half(b.m); }
-H2OG_INLINE vf elements(const block_q5_0 & b, int32_t j) { return to_float((nibbles(b, j) | fifth_bits(b, j)) - 16)*half(b.d); }
-H2OG_INLINE vf elements(const block_q5_1 & b, int32_t j) { return to_float(nibbles(b, j) | fifth_bits(b, j))*half(b.d) + half(b.m); }
-H2OG_INLINE vf elements(const block_iq4_nl & b, int32_t j) {
+// A block's elements from j on: levels(b, j)*b.d, and in types with a least value of a block, b.m more.
+H2OG_INLINE vf levels(const block_q8_0 & b, int32_t j) { return to_float(load_i8(b.qs + j)); }
+H2OG_INLINE vf levels(const block_q4_0 & b, int32_t j) { return to_float(nibbles(b, j) - 8); }
+H2OG_INLINE vf levels(const block_q4_1 & b, int32_t j) { return to_float(nibbles(b, j)); }
+H2OG_INLINE vf levels(const block_q5_0 & b, int32_t j) { return to_float((nibbles(b, j) | fifth_bits(b, j)) - 16); }
+H2OG_INLINE vf levels(const block_q5_1 & b, int32_t j) { return to_float(nibbles(b, j) | fifth_bits(b, j)); }
+H2OG_INLINE vf levels(const block_iq4_nl & b, int32_t j) {
     static constexpr float values[16] = { -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113 };
-    return look_up(values, nibbles(b, j))*half(b.d);
+    return look_up(values, nibbles(b, j));
 }
 
-// A type's rows: at(row, d, j) is LANES elements from d + j on; d is a multiple of STEP, and j of LANES below STEP.
+template <typename Block>
+constexpr bool HAS_LEAST = false;
+template <>
+constexpr bool HAS_LEAST<block_q4_1> = true;
+template <>
+constexpr bool HAS_LEAST<block_q5_1> = true;
+
+// A type's rows: at(row, d, j) is LANES elements from d + j on; d is a multiple of STEP, and j of LANES below STEP.  parts are
+// the same before they are multiplied with what the elements of a Block have in common, if HAS_FACTOR.
 template <typename T, vf (* load_lanes)(const T *)>
 struct PlainRow {
     static constexpr int32_t STEP = LANES;
+    static constexpr bool HAS_FACTOR = false;
     H2OG_INLINE vf at(const char * row, int32_t d, int32_t) { return load_lanes(reinterpret_cast<const T *>(row) + d); }
+    H2OG_INLINE vf parts(const char * row, int32_t d, int32_t j) { return at(row, d, j); }
 };
 
-template <typename Block>
+template <typename B>
 struct BlockRow {
+    using Block = B;
     static constexpr int32_t STEP = QUANTS;
-    H2OG_INLINE vf at(const char * row, int32_t d, int32_t j) { return elements(reinterpret_cast<const Block *>(row)[d/QUANTS], j); }
+    static constexpr bool HAS_FACTOR = true;
+    H2OG_INLINE const Block & block(const char * row, int32_t d) { return reinterpret_cast<const Block *>(row)[d/QUANTS]; }
+    H2OG_INLINE vf parts(const char * row, int32_t d, int32_t j) { return levels(block(row, d), j); }
+    H2OG_INLINE vf at(const char * row, int32_t d, int32_t j) {
+        const Block & b = block(row, d);
+        if constexpr (HAS_LEAST<Block>) {
+            return levels(b, j)*half(b.d) + half(b.m);
+        } else {
+            return levels(b, j)*half(b.d);
+        }
+    }
 };
+
+H2OG_INLINE uint16_t bits16(const char * p) {
+    uint16_t x;
+    memcpy(&x, p, sizeof(x));
+    return x;
+}
+
+// The float16 of LANES rows as float32, from p on; of those behind the n rows there are, the last one again.
+H2OG_INLINE vf load_halves(const char * p, size_t step, int32_t n) {
+    vh h;
+    if (n >= LANES) {
+        for (int32_t c = 0; c < LANES; ++c) {
+            h[c] = bits16(p + c*step);
+        }
+    } else {
+        for (int32_t c = 0; c < LANES; ++c) {
+            h[c] = bits16(p + (c < n ? c : n - 1)*step);
+        }
+    }
+    return from_f16(h);
+}
 
 using RowF32 = PlainRow<float, load>;
 

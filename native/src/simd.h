@@ -38,6 +38,7 @@ namespace H2OG_ISA {
 constexpr int LANES = H2OG_LANES;
 typedef float   vf __attribute__((vector_size(4*H2OG_LANES)));
 typedef int32_t vi __attribute__((vector_size(4*H2OG_LANES)));
+typedef uint16_t vh __attribute__((vector_size(2*H2OG_LANES)));
 
 constexpr float NEG_INF = -__builtin_huge_valf();
 
@@ -65,20 +66,31 @@ H2OG_INLINE vf larger(vf a, vf b) {
     return a > b ? a : b;
 }
 
+// op of all lanes; in pairs, so that few wait for others.
+template <typename Op>
+H2OG_INLINE float fold(vf v, const Op & op) {
+#if defined(H2OG_AVX512)
+    v = op(v, vf(_mm512_shuffle_f32x4(v, v, 0x4E)));
+    v = op(v, vf(_mm512_shuffle_f32x4(v, v, 0xB1)));
+    v = op(v, vf(_mm512_permute_ps(v, 0x4E)));
+    v = op(v, vf(_mm512_permute_ps(v, 0xB1)));
+#elif defined(H2OG_AVX2)
+    v = op(v, vf(_mm256_permute2f128_ps(v, v, 0x01)));
+    v = op(v, vf(_mm256_permute_ps(v, 0x4E)));
+    v = op(v, vf(_mm256_permute_ps(v, 0xB1)));
+#else
+    v = op(v, vf{ v[2], v[3], v[0], v[1] });
+    v = op(v, vf{ v[1], v[0], v[3], v[2] });
+#endif
+    return v[0];
+}
+
 H2OG_INLINE float sum(vf v) {
-    float s = 0.0f;
-    for (int i = 0; i < LANES; ++i) {
-        s += v[i];
-    }
-    return s;
+    return fold(v, [](vf a, vf b) { return a + b; });
 }
 
 H2OG_INLINE float largest(vf v) {
-    float m = v[0];
-    for (int i = 1; i < LANES; ++i) {
-        m = v[i] > m ? v[i] : m;
-    }
-    return m;
+    return fold(v, [](vf a, vf b) { return larger(a, b); });
 }
 
 // The sums of LANES vectors, as one vector.
@@ -115,24 +127,26 @@ H2OG_INLINE vf sums(const vf * v) {
 #endif
 }
 
-H2OG_INLINE vf load_f16(const uint16_t * p) {
+H2OG_INLINE vf from_f16(vh x) {
 #if defined(H2OG_AVX512)
-    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)));
+    return _mm512_cvtph_ps(__m256i(x));
 #elif defined(H2OG_AVX2)
-    return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p)));
+    return _mm256_cvtph_ps(__m128i(x));
 #elif defined(H2OG_NEON)
-    return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)));
+    return vcvt_f32_f16(float16x4_t(x));
 #else
     // A float16's exponent and mantissa, moved to float32's places, are too small by 2^112; infinities are set apart.
-    vi h;
-    for (int i = 0; i < LANES; ++i) {
-        h[i] = p[i];
-    }
-    const vi rest = (h & 0x7FFF) << 13;
+    const vi h = __builtin_convertvector(x, vi), rest = (h & 0x7FFF) << 13;
     const vf scaled = vf(rest)*5.192296858534828e33f;
     const vi bits = rest >= 0x0F800000 ? (rest | 0x7F800000) : vi(scaled);
     return vf(bits | ((h & 0x8000) << 16));
 #endif
+}
+
+H2OG_INLINE vf load_f16(const uint16_t * p) {
+    vh h;
+    memcpy(&h, p, sizeof(h));
+    return from_f16(h);
 }
 
 H2OG_INLINE vf load_bf16(const uint16_t * p) {
@@ -198,8 +212,7 @@ H2OG_INLINE float half(uint16_t h) {
 #if defined(H2OG_AVX512) || defined(H2OG_AVX2)
     return _cvtsh_ss(h);
 #else
-    const uint16_t four[4] = { h, h, h, h };
-    return load_f16(four)[0];
+    return from_f16(vh{ h })[0];
 #endif
 }
 

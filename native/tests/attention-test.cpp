@@ -55,7 +55,8 @@ void compute(FusedAttention & fused, const Attention & a, int32_t n_thread) {
 
 void run(const Case & c, const Kernel & kernel) {
     const int64_t n_kv = int64_t(c.n_stream)*c.n_cells*c.n_head_kv;
-    const auto q = gaussian(size_t(c.n_stream)*c.n_head*c.n_query*c.head_dim_k, 2.0f);
+    auto q = gaussian(size_t(c.n_stream)*c.n_head*c.n_query*c.head_dim_k, 2.0f);
+    std::fill_n(q.begin(), c.head_dim_k, 0.0f);  // a query that nothing is alike
     const auto k = rows_of(c.type_k, gaussian(n_kv*c.head_dim_k), c.head_dim_k);
     const auto v_rows = gaussian(n_kv*c.head_dim_v);
     std::vector<char> v = rows_of(c.type_v, v_rows, c.head_dim_v);
@@ -176,6 +177,10 @@ int main() {
             go({ type, type, 64, 64, 6, 2, n_query, 300, 1, 0.0f, true, false, false, 2 });
         }
         go({ type, GGML_TYPE_F16, 128, 64, 4, 4, 9, 256, 1, 0.0f, true, true, false, 3 });
+        for (const int32_t group : { 1, 2, 4, 7, 8 }) {
+            go({ type, type, 96, 32, 2*group, 2, 1, 275, 1, 0.0f, true, false, false, 2 });
+            go({ type, type, 32, 160, group, 1, 1, 17, 2, 0.0f, false, true, false, 1 });
+        }
     }
     for (const int32_t head_dim : { 32, 64, 80, 96, 128, 192, 256, 576 }) {
         for (const int32_t n_query : { 1, 33 }) {

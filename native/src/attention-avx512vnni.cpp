@@ -1,0 +1,5 @@
+// The fused kernel for avx512vnni.
+#if defined(__x86_64__)
+#define H2OG_ISA avx512vnni
+#include "attention-kernel.h"
+#endif
