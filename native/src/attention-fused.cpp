@@ -38,7 +38,7 @@ std::vector<const Kernel *> usable_kernels() {
         }
         out.push_back(&kernel_avx512);
     }
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) {
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {  // each such CPU also has F16C
         out.push_back(&kernel_avx2);
     }
 #endif
