@@ -33,8 +33,12 @@ def attach(ctx_address: int, policy: Policy, sizes: Sizes, attention: str) -> Na
     return KVCache(ctx_address, budget=policy.budget, **params)
 
 
-def open_attic(cache: NativeCache | None, policy: Policy | None, options: AtticOptions) -> Attic | None:
+def open_attic(
+    cache: NativeCache | None, policy: Policy | None, options: AtticOptions, weight_bytes: int
+) -> Attic | None:
     """Return the attic of an attached cache; None where there is none to be.
+
+    weight_bytes : of the model.
 
     Raises: OptionError, it is to keep what is never evicted, or the limit, type or folder does not fit.
     """
@@ -46,4 +50,4 @@ def open_attic(cache: NativeCache | None, policy: Policy | None, options: AtticO
             "attic",
             "policy",
         )
-    return Attic(cache.groups, policy, options)
+    return Attic(cache.groups, policy, options, weight_bytes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ LIMIT = 1 << 30
 OWN_TYPE = -1
 N_TURN = 32  # the newest tokens of a turn, which see what was recalled
 N_ASKED = 8  # the newest of them, whose queries are held against the attic
+COST = 0.1
 LAST = 2**31 - 1  # beyond every position
 
 
@@ -27,8 +29,8 @@ class AtticOptions:
 
     place : "ram", "disk" (a file that ends with the process), or "off": they are lost.
     limit : bytes of their rows; beyond it the least-scored are dropped. type : ggml's number of what they are
-    kept as; None: the cache's own. every : generated tokens between two recalls, 0: only what is read
-    recalls. folder : of the file; None: the system's for temporary files.
+    kept as; None: the cache's own. every : generated tokens between two recalls; 0: only what is read
+    recalls; None: as often as costs little. folder : of the file; None: the system's for temporary files.
 
     Raises: OptionError.
     """
@@ -36,7 +38,7 @@ class AtticOptions:
     place: Place = "off"
     limit: int = LIMIT
     type: int | None = None
-    every: int = 0
+    every: int | None = None
     folder: Path | None = None
 
     def __post_init__(self) -> None:
@@ -69,9 +71,14 @@ class Attic:
     groups : native caches, each with the n_layer and n_head_kv it is of. policy : theirs.
     """
 
-    def __init__(self, groups: Sequence[Any], policy: Policy, options: AtticOptions) -> None:
-        """Raises: OptionError, the limit is too small, or the type or the folder does not fit."""
+    def __init__(
+        self, groups: Sequence[Any], policy: Policy, options: AtticOptions, weight_bytes: int = 0
+    ) -> None:
+        """weight_bytes : of the model, which a token reads.
+
+        Raises: OptionError, the limit is too small, or the type or the folder does not fit."""
         self._groups, self._policy, self.options = groups, policy, options
+        self._weight_bytes = weight_bytes
         self._n_recalled = 0  # before the last turn
         kind = OWN_TYPE if options.type is None else options.type
         folder = (options.folder or Path(tempfile.gettempdir())) if options.place == "disk" else None
@@ -90,6 +97,16 @@ class Attic:
             # As many as can stay when the budget is kept, whatever the window holds by then.
             n_most = max(0, policy.budget - policy.n_sink - policy.n_recent - n_pinned)
             group.attic.recall_next(keep, n_most=n_most, n_asked=n_asked)
+
+    def interval(self) -> int:
+        """Generated tokens between two recalls now; 0: none recalls.
+
+        Left to itself, a recall reads of keys at most COST of what the tokens until the next read of weights.
+        """
+        if self.options.every is not None:
+            return self.options.every
+        keys = self._total("bytes") // 2
+        return max(1, math.ceil(keys / max(1.0, COST * self._weight_bytes)))
 
     @property
     def is_empty(self) -> bool:

@@ -282,7 +282,7 @@ class Engine:
                 n += 1
                 if n == max_tokens or self.n_past + 1 >= self.n_ctx:
                     return
-                if self.attic and self.attic.options.every and n % self.attic.options.every == 0:
+                if self.attic and (every := self.attic.interval()) and n % every == 0:
                     self._recall_next()
                 try:
                     self._advance(token, guesses, cancel)

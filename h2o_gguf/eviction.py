@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from h2o_gguf.errors import BudgetError
 from h2o_gguf.policies import Cells, LayerBudgets, Policy, ask, ask_traces
+from h2o_gguf.policies.shares import HALF, QUARTER
 from h2o_gguf.traces import Traces
 from h2o_gguf.view import CacheView
 
@@ -229,8 +230,9 @@ def _check_by_layer(spans: tuple[Span, ...], policy: LayerBudgets) -> tuple[Span
 
 def budget_for(policy: Policy, n_pinned: int) -> int:
     """A budget that n_pinned entries beside the sinks fit into, also if the recent window grows with it."""
-    if policy.n_recent == max(0, policy.budget - policy.n_sink) // 2:
-        return policy.n_sink + 2 * n_pinned  # the window is half of what the sinks leave
+    for part in (HALF, QUARTER):  # of what the sinks leave is the window
+        if policy.n_recent == max(0, policy.budget - policy.n_sink) // part:
+            return policy.n_sink + -(-n_pinned * part // (part - 1))
     return policy.n_sink + n_pinned + policy.n_recent
 
 

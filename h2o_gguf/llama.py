@@ -89,7 +89,8 @@ class H2OLlama(LowLevel, Completions, Sessions, high.Llama):  # type: ignore[mis
         papers' one at a time.
     attic : where evicted entries stay, to be fetched back when a new prompt attends to them: "ram", "disk"
         (a file that ends with the process), or "off": they are lost. recall_every : generated tokens after
-        which they are fetched back too, 0: only while a prompt is read. attic_limit : bytes of them, beyond
+        which they are fetched back too; 0: only while a prompt is read; None: as often as costs little.
+        attic_limit : bytes of them, beyond
         which the least-scored are dropped; None: 1 GiB. attic_type : what they are kept as, as type_k takes
         it; None: the cache's own types.
     attention : how scores are computed: "auto", "fused", "composed" or "reference".
@@ -127,7 +128,7 @@ class H2OLlama(LowLevel, Completions, Sessions, high.Llama):  # type: ignore[mis
         attic: AtticPlace = "off",
         attic_limit: AtticBytes | None = None,
         attic_type: CacheType | None = None,
-        recall_every: Count = 0,
+        recall_every: Count | None = None,
         attention: Attention = "auto",
         n_ctx: ContextSize = 0,
         n_batch: BatchSize | None = None,
@@ -298,7 +299,8 @@ class H2OLlama(LowLevel, Completions, Sessions, high.Llama):  # type: ignore[mis
                 cache = attach(Context.address_of(self._ctx.ctx), sizes.policy, sizes, attention)
             n_ctx = UNBOUNDED if sizes.can_renumber else sizes.n_pos_max
         context = Context(self._ctx.ctx, self._model.model)
-        attic = open_attic(cache, sizes.policy, attic_options)
+        weights = int(C.llama_model_size(self._model.model))
+        attic = open_attic(cache, sizes.policy, attic_options, weights)
         self._engine = Engine(
             context, None, sizes.policy, n_ctx=n_ctx, cache=cache, kv_bytes=kv_bytes, attic=attic
         )

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from h2o_gguf.errors import BudgetError, CacheFullError, H2OError, OptionError, PolicyError
 from h2o_gguf.policies.selection import Cells, check_granularity
-from h2o_gguf.policies.shares import check_budget, whole
+from h2o_gguf.policies.shares import HALF, check_budget, whole
 from h2o_gguf.view import CacheView
 
 __all__ = ["Policy", "as_policy", "ask", "ask_traces", "check_victims", "is_policy", "settle"]
@@ -147,16 +147,16 @@ def _completed(policy: Any) -> Policy:
     )
 
 
-def settle(policy: Any, n_recent_most: int | None = None) -> None:
+def settle(policy: Any, n_recent_most: int | None = None, recent_part: int = HALF) -> None:
     """Check the knobs of a frozen dataclass and turn an n_recent of AUTO into a number; for __post_init__.
 
-    n_recent_most : what AUTO stands for at most; None: half of what the sinks leave, whatever that is.
+    n_recent_most, recent_part : what AUTO stands for, as check_budget takes them.
 
     Raises: BudgetError, OptionError.
     """
     if "n_observed" in vars(policy):
         object.__setattr__(policy, "n_observed", check_whole("n_observed", policy.n_observed, 1))
-    numbers = check_budget(policy.budget, policy.n_sink, policy.n_recent, n_recent_most)
+    numbers = check_budget(policy.budget, policy.n_sink, policy.n_recent, n_recent_most, recent_part)
     object.__setattr__(policy, "budget", numbers.budget)
     object.__setattr__(policy, "n_sink", numbers.n_sink)
     object.__setattr__(policy, "n_recent", numbers.n_recent)

@@ -13,7 +13,7 @@ from h2o_gguf.policies.base import settle
 from h2o_gguf.policies.keydiff import directions
 from h2o_gguf.policies.observed import traces_of
 from h2o_gguf.policies.selection import POOLED_AXES, Cells, Granularity, counts, nth_highest, select_lowest
-from h2o_gguf.policies.shares import AUTO
+from h2o_gguf.policies.shares import AUTO, QUARTER
 from h2o_gguf.view import CacheView
 
 __all__ = ["H2OPlus"]
@@ -31,7 +31,8 @@ class H2OPlus:
     averaged over 5 neighbouring tokens. Attention tells what the text itself comes back to; what stands out
     is what a question may come back to later: names, numbers, instructions.
 
-    budget : entries per KV head, >= 1. n_sink, n_recent : protected entries; n_recent -1 is half of the rest.
+    budget : entries per KV head, >= 1. n_sink, n_recent : protected entries; n_recent -1 is a quarter of
+        what the sinks leave.
     standout : share of what they leave that goes to entries that stand out, 0 to 1; 0: heavy hitters alone.
     decay : factor by which attention fades per token, 0 to 1.
 
@@ -53,7 +54,7 @@ class H2OPlus:
     n_observed: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
-        settle(self)
+        settle(self, recent_part=QUARTER)
         is_number = isinstance(self.standout, int | float | np.number) and not isinstance(self.standout, bool)
         if not is_number or not 0 <= self.standout <= 1:
             raise OptionError(f"standout is {self.standout!r}: it must be a share from 0 to 1", "standout")

@@ -8,9 +8,10 @@ from typing import Any
 
 from h2o_gguf.errors import BudgetError
 
-__all__ = ["AUTO", "Budget", "check_budget", "resolve_budget", "whole"]
+__all__ = ["AUTO", "HALF", "QUARTER", "Budget", "check_budget", "resolve_budget", "whole"]
 
 AUTO = -1  # an n_recent that follows from the budget
+HALF, QUARTER = 2, 4  # of what the sinks leave
 
 
 @dataclass(frozen=True)
@@ -92,11 +93,13 @@ def resolve_budget(
     return found
 
 
-def check_budget(budget: int, n_sink: int, n_recent: int, n_recent_most: int | None = None) -> Budget:
-    """Return the budget as plain ints, an n_recent of AUTO as half of what the sinks leave.
+def check_budget(
+    budget: int, n_sink: int, n_recent: int, n_recent_most: int | None = None, recent_part: int = HALF
+) -> Budget:
+    """Return the budget as plain ints, an n_recent of AUTO as a part of what the sinks leave.
 
     budget : entries, >= 1. n_sink : entries, >= 0. n_recent : entries, >= 0, or AUTO (-1).
-    n_recent_most : what AUTO stands for at most; None: no limit.
+    n_recent_most : what AUTO stands for at most; None: no limit. recent_part : 2 is a half, 4 a quarter.
 
     Raises: BudgetError, a value is outside its range, or they exceed the budget together.
     Source: arXiv 2306.14048 gives half of the budget to the recent window.
@@ -105,7 +108,7 @@ def check_budget(budget: int, n_sink: int, n_recent: int, n_recent_most: int | N
     n_sink = whole("n_sink", n_sink, 0)
     n_recent = whole("n_recent", n_recent, AUTO)
     if n_recent == AUTO:
-        n_recent = max(0, budget - n_sink) // 2
+        n_recent = max(0, budget - n_sink) // recent_part
         if n_recent_most is not None:
             n_recent = min(n_recent, n_recent_most)
     n_protected = n_sink + n_recent

@@ -1,17 +1,91 @@
 // Queries held against keys outside of attention: what a softmax over them would be divided by, and which keys stand out.
 #pragma once
 
+#include "attention-narrow.h"
 #include "attention-wide.h"
 
 namespace h2og {
 namespace H2OG_ISA {
 
-// Logits of at most BLOCK keys from the first on: [n][width].
+// Few queries: logits are kept as [query][key].
+struct FewQueries {
+    const Question & q;
+    const Keys & k;
+    float * logits, * keys, * rows;
+    Reader reader;
+
+    FewQueries(const Question & q, const Keys & k, float * memory) :
+        q(q), k(k), logits(memory), keys(logits + size_t(q.width)*BLOCK), rows(keys + BLOCK*q.dim), reader(reader_of(k.type, q.head_dim, false)) {
+        memcpy(rows, q.q, size_t(q.n_row)*q.dim*sizeof(float));
+        for (int32_t r = 0; reader.split != nullptr && r < q.n_row; ++r) {
+            reader.split(rows + size_t(r)*q.dim, q.dim);
+        }
+    }
+
+    // Of at most BLOCK keys from the first on; -inf behind those there are.
+    void compute(int32_t first) const {
+        const int32_t n = k.n - first < BLOCK ? k.n - first : BLOCK;
+        const char * from = k.data + first*k.step;
+        size_t step = k.step;
+        ask_ahead(from + BLOCK*step, BLOCK*step, 0, 1);
+        if (!reader.is_direct) {
+            load_rows(from, step, k.type, n, q.head_dim, q.dim, keys);
+            from = reinterpret_cast<const char *>(keys);
+            step = q.dim*sizeof(float);
+        }
+        reader.dots(rows, q.dim, q.n_row, from, step, n, logits, BLOCK);
+        float hidden[BLOCK];
+        for (int32_t c = 0; c < BLOCK; ++c) {
+            hidden[c] = c >= n ? NEG_INF : k.hidden == nullptr ? 0.0f : k.hidden[first + c];
+        }
+        for (int32_t r = 0; r < q.n_row; ++r) {
+            for (int32_t c = 0; c < BLOCK; c += LANES) {
+                float * at = logits + r*BLOCK + c;
+                const vf h = load(hidden + c);
+                store(at, h == NEG_INF ? h : cap(load(at), q.softcap));
+            }
+        }
+    }
+};
+
+static void look_few(const Keys & k, const Question & q, float * top, float * total, float * memory) {
+    const FewQueries few(q, k, memory);
+    for (int32_t first = 0; first < k.n; first += BLOCK) {
+        few.compute(first);
+        for (int32_t r = 0; r < q.n_row; ++r) {
+            vf most = all(top[r]);
+            for (int32_t c = 0; c < BLOCK; c += LANES) {
+                most = larger(load(few.logits + r*BLOCK + c), most);
+            }
+            const float now = largest(most);
+            total[r] *= faded(all(top[r]), all(now))[0];
+            top[r] = now;
+        }
+        exp_rows(q.n_row, few.logits, BLOCK, top, total);
+    }
+}
+
+static void find_few(const Keys & k, const Question & q, const float * whole, float * best, float * memory) {
+    const FewQueries few(q, k, memory);
+    for (int32_t first = 0; first < k.n; first += BLOCK) {
+        few.compute(first);
+        for (int32_t c = 0; c < BLOCK && first + c < k.n; c += LANES) {
+            vf most = all(NEG_INF);
+            for (int32_t r = 0; r < q.n_row; ++r) {
+                most = larger(load(few.logits + r*BLOCK + c) - all(whole[r]), most);
+            }
+            float out[LANES];
+            store(out, most);
+            memcpy(best + first + c, out, (k.n - first - c < LANES ? k.n - first - c : LANES)*sizeof(float));
+        }
+    }
+}
+
+// Many queries: logits of at most BLOCK keys from the first on, as [key][query].
 H2OG_INLINE int32_t logits_of(const Keys & k, const Question & q, int32_t first, float * keys, float * logits) {
     const int32_t n = k.n - first < BLOCK ? k.n - first : BLOCK;
-    const int32_t dim = (q.head_dim + LANES - 1)/LANES*LANES;
-    load_rows(k.data + first*k.step, k.step, k.type, n, q.head_dim, dim, keys);
-    product(keys, dim, 1, q.q, q.width, q.head_dim, logits, q.width, n, q.width, false);
+    load_rows(k.data + first*k.step, k.step, k.type, n, q.head_dim, q.dim, keys);
+    product(keys, q.dim, 1, q.q, q.width, q.head_dim, logits, q.width, n, q.width, false);
     if (q.softcap == 0.0f && k.hidden == nullptr) {
         return n;
     }
@@ -26,6 +100,10 @@ H2OG_INLINE int32_t logits_of(const Keys & k, const Question & q, int32_t first,
 }
 
 static void look(const Keys & k, const Question & q, float * top, float * total, float * memory) {
+    if (q.n_row <= FEW_ROWS) {
+        look_few(k, q, top, total, memory);
+        return;
+    }
     float * logits = memory;
     float * keys = memory + size_t(BLOCK)*q.width;
     for (int32_t first = 0; first < k.n; first += BLOCK) {
@@ -44,6 +122,10 @@ static void look(const Keys & k, const Question & q, float * top, float * total,
 }
 
 static void find(const Keys & k, const Question & q, const float * whole, float * best, float * memory) {
+    if (q.n_row <= FEW_ROWS) {
+        find_few(k, q, whole, best, memory);
+        return;
+    }
     float * logits = memory;
     float * keys = memory + size_t(BLOCK)*q.width;
     for (int32_t first = 0; first < k.n; first += BLOCK) {

@@ -69,13 +69,17 @@ struct Keys {
     const float * hidden;  // [n] 0, or -inf where there is none; nullptr: all are there
 };
 
-// Queries that are held against keys: the lanes of the vectors.
+// Queries that are held against keys, scaled, each of dim elements: head_dim, rounded up to whole vectors with zeros.  A few
+// meet the keys one by one: q[n_row][dim].  More of them are the lanes of the vectors: q[dim][width], width being their number
+// rounded up to whole vectors.
 struct Question {
-    const float * q;    // [head_dim rounded up to whole vectors][width], scaled; 0 behind the queries there are
-    int32_t width;      // a multiple of the kernel's lanes
-    int32_t head_dim;
+    const float * q;
+    int32_t n_row, width;
+    int32_t head_dim, dim;
     float   softcap;    // 0: none
 };
+
+constexpr int32_t FEW_ROWS = 16;
 
 // The kernel for one instruction set.
 struct Kernel {
@@ -89,12 +93,12 @@ struct Kernel {
                      int32_t n_part, const Scratch & s);
 
     // For each query the largest logit and the sum of exp(logit - it), going on from those of other keys (-inf, 0).
-    // memory: look_floats() of the queries.
+    // memory: look_floats() of the question.
     void (* look)(const Keys & k, const Question & q, float * top, float * total, float * memory);
     // For each key the largest over the queries of logit - whole[query]; -inf where it is hidden.
     void (* find)(const Keys & k, const Question & q, const float * whole, float * best, float * memory);
 };
 
-constexpr size_t look_floats(int32_t width, int32_t dim) { return size_t(BLOCK)*(width + dim); }
+inline size_t look_floats(const Question & q) { return size_t(BLOCK)*(q.width + q.dim) + size_t(FEW_ROWS)*q.dim; }
 
 } // namespace h2og

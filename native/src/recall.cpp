@@ -12,17 +12,19 @@ namespace h2og {
 
 namespace {
 
+int32_t round_up(int32_t n, int32_t to) { return (n + to - 1)/to*to; }
+
 constexpr float NEG_INF = -std::numeric_limits<float>::infinity();
 
-// The largest of each value, of those up to AFTER before it and of those up to BEFORE behind it.
-std::vector<float> pooled(const std::vector<float> & x) {
-    std::vector<float> out(x.size());
-    const int32_t n = int32_t(x.size());
-    for (int32_t i = 0; i < n; ++i) {
-        const auto begin = x.begin() + std::max(0, i - Recall::AFTER), end = x.begin() + std::min(n, i + Recall::BEFORE + 1);
-        out[i] = *std::max_element(begin, end);
+// x[i] becomes the largest of x[i] .. x[i + n - 1], n times the window so far at most doubling.
+void widen(std::vector<float> & x, size_t window) {
+    for (size_t have = 1; have < window;) {
+        const size_t step = std::min(have, window - have);
+        for (size_t i = 0; i + step < x.size(); ++i) {
+            x[i] = std::max(x[i], x[i + step]);
+        }
+        have += step;
     }
-    return out;
 }
 
 std::vector<float> & scratch(size_t n) {
@@ -42,20 +44,27 @@ bool Recall::is_protected(int32_t pos) const {
                        [&](const Span & span) { return pos >= span.first && pos < span.second; });
 }
 
-// Query-major, the newest n_asked of them; the kernel's lanes are filled up with zeros.
+// Query-major, the newest n_asked of them.
 void Recall::load_queries(Head & head, int32_t ih, const Asked & asked) const {
     const int32_t group = asked.n_head/state.n_head_kv, n = std::min(asked.n_query, n_asked);
-    const int32_t n_row = n*group, width = (n_row + kernel.lanes - 1)/kernel.lanes*kernel.lanes;
-    head.q.assign(size_t(state.head_dim_k)*width, 0.0f);
-    head.whole.assign(width, std::numeric_limits<float>::infinity());
-    for (int32_t r = 0; r < n_row; ++r) {
+    head.n_row = n*group;
+    head.whole.assign(round_up(head.n_row, kernel.lanes), std::numeric_limits<float>::infinity());
+    const Question to = question_of(head, asked);
+    head.q.assign(size_t(to.dim)*to.width, 0.0f);
+    const bool is_few = to.n_row <= FEW_ROWS;
+    const size_t row_step = is_few ? to.dim : 1, dim_step = is_few ? 1 : to.width;
+    for (int32_t r = 0; r < head.n_row; ++r) {
         const float * src = reinterpret_cast<const float *>(
             asked.q + (ih*group + r % group)*asked.q_head + (asked.n_query - n + r/group)*asked.q_query);
         for (int32_t d = 0; d < state.head_dim_k; ++d) {
-            head.q[size_t(d)*width + r] = src[d]*asked.scale;
+            head.q[r*row_step + d*dim_step] = src[d]*asked.scale;
         }
         head.whole[r] = asked.sinks != nullptr ? asked.sinks[ih*group + r % group] : NEG_INF;
     }
+}
+
+Question Recall::question_of(const Head & head, const Asked & asked) const {
+    return { head.q.data(), head.n_row, int32_t(head.whole.size()), state.head_dim_k, round_up(state.head_dim_k, kernel.lanes), asked.softcap };
 }
 
 void Recall::look(int32_t layer, const Asked & asked, int32_t i_thread, int32_t n_thread) {
@@ -84,9 +93,9 @@ void Recall::look(int32_t layer, const Asked & asked, int32_t i_thread, int32_t 
         for (int32_t r = 0; r < width; ++r) {
             total[r] = top[r] == NEG_INF ? 0.0f : 1.0f;  // the sink's share
         }
-        std::vector<float> & memory = scratch(look_floats(width, (state.head_dim_k + kernel.lanes)));
         const Keys k = { keys + ih*row, step, l.k->type, state.n_cells, hidden.data() };
-        const Question q = { head.q.data(), width, state.head_dim_k, asked.softcap };
+        const Question q = question_of(head, asked);
+        std::vector<float> & memory = scratch(look_floats(q));
         kernel.look(k, q, top.data(), total.data(), memory.data());
         for (int32_t r = 0; r < width; ++r) {
             head.whole[r] = total[r] > 0.0f ? top[r] + std::log(total[r]) : std::numeric_limits<float>::infinity();
@@ -103,10 +112,9 @@ void Recall::search(int32_t layer, const Asked & asked) {
     for (int32_t i; (i = next_search.fetch_add(1, std::memory_order_relaxed)) < n_chunk*state.n_head_kv;) {
         const int32_t ih = i % state.n_head_kv, chunk = i/state.n_head_kv, first = chunk*Attic::CHUNK;
         Head & head = heads[ih];
-        const int32_t width = int32_t(head.whole.size());
         const Keys k = { attic.keys(stream, layer, ih, chunk), attic.key_bytes, attic.type_k, std::min(Attic::CHUNK, n - first), nullptr };
-        const Question q = { head.q.data(), width, state.head_dim_k, asked.softcap };
-        std::vector<float> & memory = scratch(look_floats(width, (state.head_dim_k + kernel.lanes)));
+        const Question q = question_of(head, asked);
+        std::vector<float> & memory = scratch(look_floats(q));
         kernel.find(k, q, head.whole.data(), head.in_attic.data() + first, memory.data());
     }
 }
@@ -123,16 +131,17 @@ void Recall::exchange_head(int32_t layer, int32_t ih) {
     const auto & entries = attic.entries(stream, layer, ih);
     const int32_t * pos = state.pos.data() + state.index(stream, layer, ih);
 
-    std::vector<float> by_pos(state.streams[stream].n_past, NEG_INF);
+    // Moved up by AFTER, so that what is found at a position began that far before it.
+    std::vector<float> by_pos(state.streams[stream].n_past + AFTER + BEFORE, NEG_INF);
     for (int32_t cell = 0; cell < state.n_cells; ++cell) {
         if (pos[cell] >= 0) {
-            by_pos[pos[cell]] = head.in_cache[cell];
+            by_pos[pos[cell] + AFTER] = head.in_cache[cell];
         }
     }
     for (size_t slot = 0; slot < entries.size(); ++slot) {
-        by_pos[entries[slot].pos] = head.in_attic[slot];
+        by_pos[entries[slot].pos + AFTER] = head.in_attic[slot];
     }
-    by_pos = pooled(by_pos);
+    widen(by_pos, BEFORE + 1 + AFTER);
 
     using Ranked = std::pair<float, int32_t>;  // score, cell or slot
     std::vector<Ranked> out, in;

@@ -20,6 +20,7 @@ struct h2og_state;
 namespace h2og {
 
 struct Kernel;
+struct Question;
 
 using Span = std::pair<int32_t, int32_t>;  // positions, the end not included
 
@@ -49,12 +50,14 @@ public:
 
 private:
     struct Head {
-        std::vector<float> q, whole;             // [head_dim][width], [width]
+        std::vector<float> q, whole;             // as a Question has them; [width]
+        int32_t n_row;
         std::vector<float> in_cache, in_attic;   // scores of cells and of slots
     };
 
     bool is_protected(int32_t pos) const;
     void load_queries(Head & head, int32_t ih, const Asked & asked) const;
+    Question question_of(const Head & head, const Asked & asked) const;
     void exchange_head(int32_t layer, int32_t ih);
 
     h2og_state & state;

@@ -36,18 +36,19 @@ void run(const Kernel & kernel, ggml_type type, int32_t dim, int32_t n_key, int3
     }
     const int32_t width = (n_query + kernel.lanes - 1)/kernel.lanes*kernel.lanes, n_dim = (dim + kernel.lanes - 1)/kernel.lanes*kernel.lanes;
     std::vector<float> q(size_t(n_dim)*width), hidden(n_key), top(width, -INFINITY), total(width), best(n_key);
+    const bool is_few = n_query <= FEW_ROWS;
     const auto queries = gaussian(size_t(n_query)*dim);
     for (int32_t r = 0; r < n_query; ++r) {
         for (int32_t d = 0; d < dim; ++d) {
-            q[size_t(d)*width + r] = queries[size_t(r)*dim + d]*0.2f;
+            q[is_few ? size_t(r)*n_dim + d : size_t(d)*width + r] = queries[size_t(r)*dim + d]*0.2f;
         }
     }
     for (int32_t c = 0; hides && c < n_key; c += 3) {
         hidden[c] = -INFINITY;
     }
-    std::vector<float> memory(look_floats(width, n_dim));
     const Keys k = { rows.data(), ggml_row_size(type, dim), type, n_key, hides ? hidden.data() : nullptr };
-    const Question question = { q.data(), width, dim, softcap };
+    const Question question = { q.data(), n_query, width, dim, n_dim, softcap };
+    std::vector<float> memory(look_floats(question));
     kernel.look(k, question, top.data(), total.data(), memory.data());
 
     std::vector<double> logits(size_t(n_query)*n_key), expected(n_key, -INFINITY);
@@ -86,10 +87,13 @@ int main() {
                                       GGML_TYPE_Q4_0, GGML_TYPE_Q4_1, GGML_TYPE_IQ4_NL }) {
             for (const int32_t n_key : { 1, 64, 200 }) {
                 run(*kernel, type, 64, n_key, 7, 0.0f, n_key > 1);
+                run(*kernel, type, 64, n_key, 16, 5.0f, false);
                 run(*kernel, type, 96, n_key, 33, 5.0f, false);
+                run(*kernel, type, 96, n_key, 17, 0.0f, n_key > 1);
             }
         }
-        run(*kernel, GGML_TYPE_F32, 40, 100, 16, 0.0f, true);  // no multiple of every kernel's lanes
+        run(*kernel, GGML_TYPE_F32, 40, 100, 16, 0.0f, true);
+        run(*kernel, GGML_TYPE_F32, 40, 100, 20, 0.0f, true);  // no multiple of every kernel's lanes
     }
     printf("looks passed\n");
     return 0;
