@@ -97,6 +97,18 @@ def rows_of(run: Run) -> dict[Entry, tuple[int, NDArray[np.float32], NDArray[np.
     return found
 
 
+class Seen:
+    """Rows of every entry when it was new."""
+
+    def __init__(self, run: Run) -> None:
+        self.run, self.rows = run, rows_of(run)
+
+    def feed(self, tokens: list[int]) -> None:
+        for i in range(0, len(tokens), N_UBATCH):
+            self.run.decode(tokens[i : i + N_UBATCH])
+            self.rows = rows_of(self.run) | self.rows
+
+
 def all_entries(run: Run) -> set[Entry]:
     """Every position of the sequence in every head of every layer."""
     return {

@@ -10,6 +10,7 @@ from attic_harness import (
     N_RECENT,
     N_SINK,
     N_UBATCH,
+    Seen,
     cached,
     check_books,
     history,
@@ -34,18 +35,6 @@ ONLY_FLASH = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "iq4_nl")  # quantized val
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build("llama", tmp_path_factory.mktemp("models") / "llama.gguf")
-
-
-class Seen:
-    """Rows of every entry when it was new."""
-
-    def __init__(self, run: Run) -> None:
-        self.run, self.rows = run, rows_of(run)
-
-    def feed(self, tokens: list[int]) -> None:
-        for i in range(0, len(tokens), N_UBATCH):
-            self.run.decode(tokens[i : i + N_UBATCH])
-            self.rows = rows_of(self.run) | self.rows
 
 
 def check_exchange(run: Run) -> None:
