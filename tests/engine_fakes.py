@@ -117,7 +117,7 @@ class FakeCache:
         n = self.used() - n_keep
         if n <= 0:
             return 0
-        pos = np.full((1, 1, 128), -1, np.int32)
+        pos = np.full((1, 1, 256), -1, np.int32)
         pos[0, 0, : self.used()] = np.arange(self.n_evicted, len(self.context.seen))
         scores = np.zeros(pos.shape, np.float32)
         n_past = len(self.context.seen)
