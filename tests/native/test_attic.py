@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from attic_harness import (
+    BUDGET,
     N_RECENT,
     N_SINK,
     N_UBATCH,
@@ -24,6 +25,8 @@ from attic_harness import (
     with_attic,
 )
 from harness import ROTATED, TYPES, WINDOWED, Run, opened, policy_of, random_tokens
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from tiny_models import ARCHITECTURES, build
 
 from h2o_gguf.policies import LayerBudgets
@@ -231,3 +234,41 @@ def test_entries_are_renumbered_in_the_attic_as_in_the_cache(arch: str, kind: st
             assert 0 <= rope < 128
             n_turned += int(rope != was)
         assert n_turned > 0
+
+
+step = st.one_of(
+    st.tuples(st.sampled_from(["decode", "recall"]), st.integers(1, N_UBATCH)),
+    st.tuples(st.just("rollback"), st.integers(1, N_RECENT)),
+    st.tuples(st.just("room"), st.integers(BUDGET // 2, BUDGET)),
+    st.tuples(st.just("renumber"), st.just(0)),
+)
+
+
+@pytest.mark.parametrize("name", ["h2o+", "streaming", "random", "keydiff"])
+@given(steps=st.lists(step, min_size=5, max_size=30), seed=st.integers(0, 1000))
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_history_loses_an_entry_or_has_one_twice(
+    model: Path, name: str, steps: list[tuple[str, int]], seed: int
+) -> None:
+    with with_attic(model, name) as run:
+        tokens = iter(random_tokens(2000, seed))
+        run.decode([next(tokens) for _ in range(N_UBATCH)])
+        for kind, n in steps:
+            if kind == "recall":
+                recall_next(run)
+            if kind in ("decode", "recall"):
+                run.decode([next(tokens) for _ in range(n)])
+            elif kind == "rollback" and run.cache.rollback_min() <= len(run.tokens) - n:
+                assert run.remove(len(run.tokens) - n)
+            elif kind == "room":
+                run.cache.make_room(n)
+            elif kind == "renumber":
+                run.cache.rebase()
+            check_books(run)
+            view = run.cache.view()
+            occupied = view.pos >= 0
+            assert (occupied == occupied[0, 0]).all() and (view.scores[~occupied] == 0).all()
+            assert not view.recalled[~occupied].any() and view.rope_pos.max() < 256
+            assert all(at[3] < run.cache.rollback_min() for at in stored(run)), (
+                "none comes back in a rollback"
+            )
