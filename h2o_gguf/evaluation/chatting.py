@@ -42,12 +42,12 @@ def fact_told(rng: random.Random, haystack: Haystack) -> Build:
         )
 
     def build(n: int) -> Sample:
-        fact = ("user", f"Please remember: the code of the {key} is {value}."), ("assistant", "I will.")
+        fact = ("user", f"Remember this: the secret code for {key} is: {value}."), ("assistant", "I will.")
         turns = [talk(0), fact, *(talk(i) for i in range(1, n + 1))]
         return Sample(
             context="",
-            question=f"Earlier I told you a code. What is the code of the {key}?",
-            prefix=f"The code of the {key} is",
+            question=f"What is the secret code for {key} that I told you to remember?",
+            prefix=f"The secret code for {key} that you told me to remember is:",
             checks=(Check(value),),
             history=tuple(message for turn in turns for message in turn),
         )

@@ -132,6 +132,51 @@ def test_sequences_have_attics_of_their_own(model: Path) -> None:
         assert total(run, "n_entry") == n_of_another
 
 
+def decode_together(run: Run, tokens: dict[int, list[int]]) -> None:
+    """One batch of several sequences."""
+    n = sum(map(len, tokens.values()))
+    batch = run.lib.llama_batch_init(n, 0, 1)
+    rows = [(seq, i, token) for seq, each in tokens.items() for i, token in enumerate(each)]
+    first = {seq: run.lib.llama_memory_seq_pos_max(run.memory, seq) + 1 for seq in tokens}
+    batch.n_tokens = n
+    for row, (seq, i, token) in enumerate(rows):
+        batch.token[row], batch.pos[row], batch.n_seq_id[row], batch.logits[row] = token, first[seq] + i, 1, 1
+        batch.seq_id[row][0] = seq
+    assert run.lib.llama_decode(run.ctx, batch) == 0
+    run.lib.llama_batch_free(batch)
+
+
+@pytest.mark.parametrize("recalling", [(0, 1, 2), (0, 2), (1,)])
+@pytest.mark.parametrize("sizes", [(8, 8, 8), (8, 3, 5)])
+def test_sequences_of_one_batch_recall_what_they_would_alone(
+    sizes: tuple[int, ...], recalling: tuple[int, ...], model: Path
+) -> None:
+    found = []
+    for is_together in (False, True):
+        with with_attic(model, n_seq=3) as run:
+            for seq in range(3):
+                run.speak_of(seq, [])
+                history(run, 120 + 10 * seq)
+            turns = {seq: random_tokens(size, seed=10 + seq) for seq, size in enumerate(sizes)}
+            for seq, turn in turns.items():
+                run.speak_of(seq, [])
+                if seq in recalling:
+                    recall_next(run)
+                if not is_together:
+                    run.decode(turn)
+            if is_together:
+                decode_together(run, turns)
+            books = []
+            for seq in range(3):
+                run.speak_of(seq, [])
+                check_books(run)
+                books.append((recalled(run), stored(run)))
+                assert bool(books[-1][0]) == (seq in recalling)
+            found.append(books)
+    if len(set(sizes)) == 1:  # others are computed in several ubatches, each of which recalls
+        assert found[0] == found[1]
+
+
 def test_no_more_come_back_than_are_asked_for(model: Path) -> None:
     with with_attic(model) as run:
         history(run)

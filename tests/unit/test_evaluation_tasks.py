@@ -189,8 +189,8 @@ def test_a_fact_is_told_in_the_second_turn_of_a_chat_and_asked_for_in_the_last(l
     assert [role for role, _ in sample.history] == ["user", "assistant"] * (len(sample.history) // 2)
     value = sample.checks[0].text
     assert [i for i, (_, text) in enumerate(sample.history) if value in text] == [2]
-    key = re.search(r"the code of the (\S+)\?", sample.question)
-    assert key and f"{key[1]} is {value}" in sample.history[2][1]
+    key = re.search(r"the secret code for (\S+) that", sample.question)
+    assert key and f"{key[1]} is: {value}" in sample.history[2][1]
     talk = [text for i, (_, text) in enumerate(sample.history) if i not in (2, 3)]
     assert len(set(talk)) == len(talk) and all(len(text.split()) < 20 for text in talk)
     assert not any(key[1] in text for text in talk)
