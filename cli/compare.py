@@ -10,6 +10,7 @@ import typer
 
 from h2o_gguf.cli.bench_files import require_out
 from h2o_gguf.cli.eval_options import (
+    Attic,
     BatchSize,
     Folder,
     GpuLayers,
@@ -17,6 +18,7 @@ from h2o_gguf.cli.eval_options import (
     LayerBudgets,
     Model,
     Out,
+    RecallEvery,
     Seed,
     Text,
     Threads,
@@ -82,6 +84,8 @@ def compare(
         typer.Option("--samples", "-n", metavar="N", min=1, show_default="2", help="Samples of a task."),
     ] = None,
     layer_budgets: LayerBudgets = None,
+    attic: Attic = False,
+    recall_every: RecallEvery = 0,
     seed: Seed = 0,
     text: Text = None,
     batch_size: BatchSize = 128,
@@ -110,7 +114,7 @@ def compare(
         COMPARISON, policies=policy, kept=kept, tasks=[FIDELITY, *task] if task else None, lengths=length,
         n_samples=n_samples, seed=seed, text=text, n_batch=batch_size, n_threads=threads or 0,
         n_gpu_layers=gpu_layers, cache=cache, tolerance=tolerance,
-        layer_budgets=layer_budgets,
+        layer_budgets=layer_budgets, attic=attic, recall_every=recall_every,
     )  # fmt: skip
     with LateBar("measuring") as bar:
         report = measure(str(path), settings, cache_type or ["q8_0", "q4_0"], progress=bar.update)

@@ -10,6 +10,7 @@ import typer
 
 from h2o_gguf.cli.bench_files import require_out
 from h2o_gguf.cli.eval_options import (
+    Attic,
     BatchSize,
     Folder,
     GpuLayers,
@@ -17,6 +18,7 @@ from h2o_gguf.cli.eval_options import (
     LayerBudgets,
     Model,
     Out,
+    RecallEvery,
     Seed,
     Text,
     Threads,
@@ -100,6 +102,8 @@ def evaluate(
         ),
     ] = "hidden",
     layer_budgets: LayerBudgets = None,
+    attic: Attic = False,
+    recall_every: RecallEvery = 0,
     seed: Seed = 0,
     text: Text = None,
     batch_size: BatchSize = 128,
@@ -129,7 +133,7 @@ def evaluate(
         FULL_RUN if full else QUICK_RUN, policies=policy, kept=kept, tasks=task, lengths=length,
         n_samples=n_samples, mode=mode, question=question, seed=seed, text=text, n_batch=batch_size,
         n_threads=threads or 0, n_gpu_layers=gpu_layers, cache=cache, tolerance=tolerance,
-        layer_budgets=layer_budgets,
+        layer_budgets=layer_budgets, attic=attic, recall_every=recall_every,
     )  # fmt: skip
     with LateBar("measuring") as bar:
         report = evaluate(str(path), settings, progress=bar.update)

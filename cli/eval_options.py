@@ -11,8 +11,8 @@ from typing import Annotated, Optional
 import typer
 
 __all__ = [
-    "BatchSize", "Folder", "GpuLayers", "Json", "LayerBudgets", "Model", "Out", "Seed", "Text", "Threads",
-    "Tolerance", "Verbose",
+    "Attic", "BatchSize", "Folder", "GpuLayers", "Json", "LayerBudgets", "Model", "Out", "RecallEvery",
+    "Seed", "Text", "Threads", "Tolerance", "Verbose",
 ]  # fmt: skip
 
 Model = Annotated[
@@ -32,6 +32,22 @@ LayerBudgets = Annotated[
         show_default=False,
         help="Measure the policies also with budgets split over the layers: falling, or as "
         "`h2o-gguf calibrate` wrote to FILE; may be given again.",
+    ),
+]
+Attic = Annotated[
+    bool,
+    typer.Option(
+        "--attic",
+        help="Measure all that evicts also with an attic, from which the question recalls what was evicted.",
+    ),
+]
+RecallEvery = Annotated[
+    int,
+    typer.Option(
+        "--recall-every",
+        metavar="N",
+        min=0,
+        help="With --attic: recall also every N tokens of an answer and of the text that is read; 0: never.",
     ),
 ]
 Seed = Annotated[int, typer.Option("--seed", "-s", metavar="N", min=0, help="Seed of the samples.")]

@@ -108,6 +108,11 @@ def notes(report: Report) -> list[str]:
         f"Scores are shares of what was asked for; {ALL!r} is the mean of the tasks on which the full cache "
         "has 80 % or more. Losses are paired by sample; intervals are bootstrapped.",
         "Speeds were taken one after another while answering, those of the text in turns.",
+        *(
+            ["With an attic, what was evicted stays in the host's memory, beside what is shown as kept."]
+            if any(each.variant.attic for each in report.recommendation.candidates)
+            else []
+        ),
         *([f"Floor, not counted, since the full cache itself fails: {low}."] if low else []),
     ]
 

@@ -316,9 +316,15 @@ class Engine:
     def _batches(self, n: int, recall: bool) -> list[tuple[int, int]]:
         """The batches that n tokens are read in; those that recall come in one of their own."""
         size = self.context.n_batch
-        n_last = min(n, N_TURN, size) if recall and self.attic and not self.attic.is_empty else 0
+        n_last = min(n, N_TURN, size) if recall and self._will_recall(n) else 0
         cuts = [*range(0, n - n_last, size), n - n_last] if n_last else [*range(0, n, size)]
         return list(zip(cuts, [*cuts[1:], n], strict=True))
+
+    def _will_recall(self, n: int) -> bool:
+        """Whether anything has been evicted, or will have been when the last of n tokens are read."""
+        if self.attic is None or self.policy is None:
+            return False
+        return not self.attic.is_empty or self.n_past + n > self.policy.budget
 
     def _recall_next(self) -> None:
         if self.attic and not self.attic.is_empty:

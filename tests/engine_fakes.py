@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from h2o_gguf.attic import AtticOptions, AtticReport
 from h2o_gguf.cancel import CancelToken
 from h2o_gguf.engine import DECODE_ABORTED, Engine
 from h2o_gguf.errors import OptionError
@@ -116,13 +117,19 @@ class FakeCache:
         n = self.used() - n_keep
         if n <= 0:
             return 0
-        pos = np.full((1, 1, 128), -1, np.int32)
+        pos = np.full((1, 1, 256), -1, np.int32)
         pos[0, 0, : self.used()] = np.arange(self.n_evicted, len(self.context.seen))
         scores = np.zeros(pos.shape, np.float32)
         n_past = len(self.context.seen)
         self.fn(
             SimpleNamespace(
-                scores=scores, pos=pos, n_past=n_past, n_used=self.used(), layer_ids=(0,), observation=None
+                scores=scores,
+                pos=pos,
+                n_past=n_past,
+                n_used=self.used(),
+                layer_ids=(0,),
+                observation=None,
+                recalled=np.zeros(pos.shape, np.bool_),
             ),
             n,
         )
@@ -137,6 +144,29 @@ class FakeCache:
 
     def close(self) -> None:
         self.is_closed = True
+
+
+@dataclass
+class FakeAttic:
+    """Notes where it is asked."""
+
+    context: FakeContext
+    every: int = 0
+    is_empty: bool = False
+    asked: list[int] = field(default_factory=list)  # first positions of the batches that recall
+    pins: list[Any] = field(default_factory=list)
+
+    @property
+    def options(self) -> AtticOptions:
+        return AtticOptions("ram", every=self.every)
+
+    def recall_next(self, n_past: int, pins: Sequence[tuple[int, int]]) -> None:
+        assert n_past == len(self.context.seen)
+        self.asked.append(n_past)
+        self.pins.append(tuple(pins))
+
+    def report(self) -> AtticReport:
+        return AtticReport("ram", 0, 0, 1, 0, 0.0)
 
 
 class Greedy:

@@ -48,6 +48,7 @@ class Run:
     lib: Any
     n_vocab: int
     model: Any = None
+    seq: int = 0
     tokens: list[int] = field(default_factory=list)
 
     def decode(self, tokens: Sequence[int]) -> NDArray[np.float32]:
@@ -61,13 +62,13 @@ class Run:
 
     def try_decode(self, tokens: Sequence[int]) -> tuple[int, NDArray[np.float32]]:
         lib, n = self.lib, len(tokens)
-        first = lib.llama_memory_seq_pos_max(self.memory, 0) + 1
+        first = lib.llama_memory_seq_pos_max(self.memory, self.seq) + 1
         batch = lib.llama_batch_init(n, 0, 1)
         try:
             batch.n_tokens = n
             for i, token in enumerate(tokens):
                 batch.token[i], batch.pos[i], batch.n_seq_id[i] = token, first + i, 1
-                batch.seq_id[i][0], batch.logits[i] = 0, 1
+                batch.seq_id[i][0], batch.logits[i] = self.seq, 1
             code = lib.llama_decode(self.ctx, batch)
             if code != 0:
                 return code, np.empty((0, self.n_vocab), np.float32)
@@ -80,10 +81,16 @@ class Run:
         return np.concatenate([self.decode(tokens[i : i + chunk]) for i in range(0, len(tokens), chunk)])
 
     def remove(self, p0: int, p1: int = -1) -> bool:
-        done = bool(self.lib.llama_memory_seq_rm(self.memory, 0, p0, p1))
+        done = bool(self.lib.llama_memory_seq_rm(self.memory, self.seq, p0, p1))
         if done and p1 == -1:
             del self.tokens[p0:]
         return done
+
+    def speak_of(self, seq: int, tokens: Sequence[int]) -> None:
+        """Go on with another sequence, which has these tokens."""
+        self.seq, self.tokens = seq, list(tokens)
+        for group in self.cache.groups:
+            group.seq = seq
 
     @property
     def memory(self) -> Any:
@@ -105,16 +112,21 @@ def opened(
     type_v: str = "f16",
     flash: bool = True,
     n_threads: int = 1,
+    n_seq: int = 1,
     layer_cells: Sequence[int] = (),
     budgets: Mapping[int, int] | None = None,
     **params: Any,
 ) -> Iterator[Run]:
-    """Yield a Run; params go to KVCache, or with budgets to GroupedCache; without any none is attached."""
+    """Yield a Run of the first of n_seq sequences, of n_ctx cells each.
+
+    params go to KVCache, or with budgets to GroupedCache; without any none is attached.
+    """
     bindings = require_runtime()
     lib, _ = native.library()
     with native.model(path) as model:
         p = lib.llama_context_default_params()
-        p.n_ctx, p.n_batch, p.n_ubatch = n_ctx, n_ubatch, n_ubatch
+        p.n_ctx, p.n_batch, p.n_ubatch = n_ctx * n_seq, n_ubatch, n_ubatch
+        p.n_seq_max, p.kv_unified = n_seq, False
         p.n_threads = p.n_threads_batch = n_threads
         p.flash_attn_type = int(flash)
         p.type_k, p.type_v, p.swa_full = TYPES[type_k], TYPES[type_v], False

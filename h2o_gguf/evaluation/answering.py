@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from h2o_gguf.attic import N_TURN
 from h2o_gguf.evaluation.cells import Cell, Outcome
 from h2o_gguf.evaluation.prompting import Prompt
 from h2o_gguf.evaluation.sample import Sample, score
@@ -32,11 +33,18 @@ class Greedy:
         """Nothing to remember."""
 
 
-def read_blocks(engine: Engine, tokens: Sequence[int], n_batch: int) -> float:
-    """Read tokens, n_batch at a time, with the budget kept after each; return the seconds."""
+def read_blocks(engine: Engine, tokens: Sequence[int], n_batch: int, *, recall: bool = False) -> float:
+    """Read tokens, n_batch at a time, with the budget kept after each; return the seconds.
+
+    recall : the last of them, a question's, fetch back evicted entries, as Engine.prefill says.
+    """
     started = time.perf_counter()
-    for start in range(0, len(tokens), n_batch):
-        engine.prefill(tokens[start : start + n_batch])
+    n_last = min(len(tokens), n_batch, N_TURN) if recall else 0
+    n_first = len(tokens) - n_last
+    for start in range(0, n_first, n_batch):
+        engine.prefill(tokens[start : min(start + n_batch, n_first)])
+    if n_last:
+        engine.prefill(tokens[n_first:], recall=True)
     return time.perf_counter() - started
 
 
@@ -47,7 +55,8 @@ def answer_bounded(llm: H2OLlama, cell: Cell, sample: Sample, prompt: Prompt) ->
     if cell.question == "hidden":
         context_s = read_blocks(engine, prompt.context, cell.n_batch)
         return finish(llm, cell, sample, prompt, context_s)
-    both_s = read_blocks(engine, (*prompt.context, *prompt.question), cell.n_batch)
+    both = (*prompt.context, *prompt.question)
+    both_s = read_blocks(engine, both, cell.n_batch, recall=cell.variant.attic)
     return finish(llm, cell, sample, prompt, both_s)
 
 
@@ -58,7 +67,9 @@ def finish(llm: H2OLlama, cell: Cell, sample: Sample, prompt: Prompt, context_s:
     """
     engine = llm.engine
     kept = engine.report()
-    question_s = read_blocks(engine, prompt.question, cell.n_batch) if cell.question == "hidden" else 0.0
+    question_s = 0.0
+    if cell.question == "hidden":
+        question_s = read_blocks(engine, prompt.question, cell.n_batch, recall=cell.variant.attic)
 
     def is_done(text: str) -> bool:
         return sample.can_stop_early and score(sample, text) == 1.0

@@ -22,7 +22,7 @@ from h2o_gguf.evaluation.side_by_side import Fidelity, Reader
 from h2o_gguf.evaluation.store import Store
 from h2o_gguf.evaluation.summary import Row, floors, summarize
 from h2o_gguf.evaluation.tasks import FIDELITY
-from h2o_gguf.evaluation.variants import FULL, Variant, compared, with_controls
+from h2o_gguf.evaluation.variants import FULL, Variant, compared, with_attics, with_controls
 from h2o_gguf.layer_budgets import read_layer_budgets
 from h2o_gguf.policies import LayerBudgets
 from h2o_gguf.protocols import Progress
@@ -89,7 +89,8 @@ def _variants(model: str, settings: Settings, choose: Callable[..., list[Variant
                 "pyramid, pyramid:BETA or the file of a calibration",
                 "layer_budgets",
             )
-    return choose(names=settings.policies, budgets=settings.budgets(), splits=settings.layer_budgets)
+    found = choose(names=settings.policies, budgets=settings.budgets(), splits=settings.layer_budgets)
+    return with_attics(found, settings.recall_every) if settings.attic else found
 
 
 def _refuse_one_shot(variants: Sequence[Variant], budget: int) -> None:

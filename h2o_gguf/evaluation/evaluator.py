@@ -65,7 +65,7 @@ class Evaluator:
         first = cells[0]
         variant = first.variant
         policy = variant.make(first.budget)
-        with self.model.open(policy, first.n_batch, variant.type_k, variant.type_v) as llm:
+        with self.model.open(variant, policy, first.n_batch) as llm:
             prompter = Prompter.of(llm)
             for cell in cells:
                 yield cell, answer_bounded(llm, cell, *self._sample(cell, prompter))
@@ -75,7 +75,7 @@ class Evaluator:
         first = cells[0]
         variant = first.variant
         policy = variant.make(first.length)  # never reached: there is room for everything
-        with self.model.open(policy, first.n_batch, variant.type_k, variant.type_v) as llm:
+        with self.model.open(variant, policy, first.n_batch) as llm:
             prompter = Prompter.of(llm)
             ordered = sorted(cells, key=_sample_key)
             for _, same in groupby(ordered, key=_sample_key):

@@ -14,9 +14,10 @@ from h2o_gguf.logprobs import log_softmax
 from h2o_gguf.protocols import Progress
 
 if TYPE_CHECKING:
+    from h2o_gguf.engine import Engine
     from h2o_gguf.llama import H2OLlama
 
-__all__ = ["Fidelity", "FullCache", "bootstrap_ratio", "compare", "read_full", "rows"]
+__all__ = ["Fidelity", "FullCache", "bootstrap_ratio", "compare", "read_full", "read_on", "rows"]
 
 BOOTSTRAP_BLOCK = 64  # tokens resampled together: neighbouring losses are correlated
 N_BLOCKS_MIN = 8  # of fewer tokens each in a short text: one block alone would have no width
@@ -67,6 +68,21 @@ class Fidelity:
         return {name: value for name, value in asdict(self).items() if name != "nll"}
 
 
+def read_on(engine: Engine, tokens: Sequence[int]) -> None:
+    """Append tokens; where the engine recalls every N of those it generates, it does so here too.
+
+    Each N-th token recalls alone: in a batch, those before it would see what it asked for.
+    """
+    every = engine.attic.options.every if engine.attic is not None else 0
+    start = 0
+    while start < len(tokens):
+        n_before = every - 1 - engine.n_past % every if every else len(tokens)
+        recalls = n_before == 0
+        n = 1 if recalls else n_before
+        engine.prefill(tokens[start : start + n], recall=recalls)
+        start += n
+
+
 def rows(
     llm: H2OLlama, tokens: Sequence[int], progress: Progress | None = None
 ) -> Iterator[tuple[int, NDArray[np.float32]]]:
@@ -81,7 +97,7 @@ def rows(
     try:
         n = engine.context.n_batch
         for start in range(0, len(tokens), n):
-            engine.prefill(tokens[start : start + n])
+            read_on(engine, tokens[start : start + n])
             yield from got
             got.clear()
             if progress is not None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from h2o_gguf.errors import OptionError
+from h2o_gguf.evaluation.variants import Variant
 from h2o_gguf.models import read_shape, require_support
 from h2o_gguf.policies import Policy
 
@@ -26,13 +27,17 @@ class ModelFile:
     n_threads: int = 0
     n_gpu_layers: int = 0
 
-    def open(self, policy: Policy, n_batch: int, type_k: str = "f16", type_v: str = "f16") -> H2OLlama:
-        """The model with the policy's cache, read n_batch tokens at a time.  Raises: what H2OLlama raises."""
+    def open(self, variant: Variant, policy: Policy, n_batch: int) -> H2OLlama:
+        """The model with a variant's cache, read n_batch tokens at a time.  policy : which that variant made.
+
+        Raises: what H2OLlama raises.
+        """
         from h2o_gguf.llama import H2OLlama
 
         return H2OLlama(
             self.path, policy=policy, n_batch=n_batch, kv_block=min(BLOCK, n_batch), n_threads=self.n_threads,
-            n_gpu_layers=self.n_gpu_layers, type_k=type_k, type_v=type_v,
+            n_gpu_layers=self.n_gpu_layers, type_k=variant.type_k, type_v=variant.type_v,
+            attic="ram" if variant.attic else "off", recall_every=variant.recall_every,
         )  # fmt: skip
 
 

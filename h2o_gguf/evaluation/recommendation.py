@@ -136,6 +136,8 @@ def recommend(results: Sequence[Result], fidelity: Sequence[Fidelity], tolerance
     )
     if all(result.cell.mode == "bounded" for result in results):
         reasons.append(f"To use it: {_flags(choice)}.")
+    if choice.variant.attic:
+        reasons.append("What is evicted stays in the host's memory, which is not counted here.")
     is_proven = choice.is_proven(tolerance)
     if not is_proven:
         reasons.append(_doubt(choice, tolerance))
@@ -179,6 +181,10 @@ def _flags(choice: Candidate) -> str:
         words += f" --kv-budget {choice.budget}"
     if (variant.type_k, variant.type_v) != (PLAIN, PLAIN):
         words += f" --cache-type-k {variant.type_k} --cache-type-v {variant.type_v}"
+    if variant.attic:
+        words += " --attic ram"
+    if variant.recall_every:
+        words += f" --recall-every {variant.recall_every}"
     return words
 
 

@@ -38,7 +38,8 @@ class Settings:
     """What is evaluated.  See cells.Cell.
 
     text : a file to read and to hide needles in. folder : of results; None: nothing is kept.
-    tolerance : of losses, 0 to 1. layer_budgets : splits over the layers that are measured too.
+    tolerance : of losses, 0 to 1. layer_budgets : splits over the layers that are measured too. attic : so is
+    everything that evicts, with an attic. recall_every : as Variant has it.
     """
 
     policies: tuple[str, ...]
@@ -56,6 +57,8 @@ class Settings:
     folder: Path | None
     tolerance: float
     layer_budgets: tuple[str, ...] = ()
+    attic: bool = False
+    recall_every: int = 0
 
     @classmethod
     def of(
@@ -72,6 +75,8 @@ class Settings:
         cache: str | None = None,
         tolerance: float = 1.0,
         layer_budgets: Sequence[str] | None = None,
+        attic: bool = False,
+        recall_every: int = 0,
         **others: Any,
     ) -> Settings:
         """From words.  kept : numbers with commas between. cache : a folder, "off", or None for the user's.
@@ -80,6 +85,7 @@ class Settings:
         """
         _check("mode", mode, get_args(Mode))
         _check("question", question, get_args(Question))
+        _check_attic(attic, recall_every, mode)
         if not 0 < tolerance < 100:
             raise OptionError(
                 f"tolerance is {tolerance:g}: it must be percents above 0 and below 100", "tolerance"
@@ -95,6 +101,8 @@ class Settings:
             folder=None if cache == "off" else Path(cache) if cache else default_folder(),
             tolerance=tolerance / 100,
             layer_budgets=tuple(dict.fromkeys(layer_budgets or ())),
+            attic=attic,
+            recall_every=recall_every,
             **others,
         )
         found.budgets()
@@ -108,6 +116,22 @@ class Settings:
 def _check(name: str, value: str, allowed: Sequence[str]) -> None:
     if value not in allowed:
         raise OptionError(f"{name} is {value!r}: it must be {' or '.join(allowed)}", name)
+
+
+def _check_attic(attic: bool, recall_every: int, mode: str) -> None:
+    if attic and mode == "one-shot":
+        raise OptionError(
+            "an attic cannot be measured in mode one-shot: its one reading is shared by policies with "
+            "different windows, and each recalls around its own; take mode bounded, or leave the attic out",
+            "attic",
+            "mode",
+        )
+    if recall_every < 0 or (recall_every and not attic):
+        raise OptionError(
+            f"recall_every is {recall_every}: it must be 0 or more tokens, and 0 without an attic "
+            "(there is nothing to recall from)",
+            "recall_every",
+        )
 
 
 def _kept(word: str) -> Kept:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from h2o_gguf.errors import OptionError
 from h2o_gguf.evaluation.answering import Greedy
 from h2o_gguf.evaluation.cells import Kept
-from h2o_gguf.evaluation.fidelity import bootstrap_ratio
+from h2o_gguf.evaluation.fidelity import bootstrap_ratio, read_on
 from h2o_gguf.evaluation.opening import WRITTEN, ModelFile
 from h2o_gguf.evaluation.statistics import Interval
 from h2o_gguf.evaluation.variants import Variant
@@ -98,7 +98,7 @@ class _Track:
     def read(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         """Log-probabilities after each token: float32[n, n_vocab]."""
         started = time.perf_counter()
-        self.llm.engine.prefill(tokens)
+        read_on(self.llm.engine, tokens)
         self.read_s.append((time.perf_counter() - started) / len(tokens))
         rows = log_softmax(np.concatenate(self._rows))
         self._rows.clear()
@@ -162,9 +162,7 @@ def _measure(
         for reader in readers:
             variant = reader.variant
             budget = n_tokens + WRITTEN if variant.is_full else reader.budget
-            llm = stack.enter_context(
-                model.open(variant.make(budget), n_batch, variant.type_k, variant.type_v)
-            )
+            llm = stack.enter_context(model.open(variant, variant.make(budget), n_batch))
             tokens = tokens or _tokens(llm, text, n_tokens)
             tracks.append(_Track(reader, llm, len(tokens) - 1 - len(tokens) // 2))
         _read(tracks, tokens, n_batch, progress)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from h2o_gguf.errors import OptionError
+from h2o_gguf.evaluation.chatting import fact_told
 from h2o_gguf.evaluation.counting import common_words, frequent_words
 from h2o_gguf.evaluation.haystack import Haystack
 from h2o_gguf.evaluation.instructions import rules_kept
@@ -34,6 +35,7 @@ TASKS: dict[str, Draw] = {
     "frequent-words": frequent_words,
     "instructions": rules_kept,
     "stack": open_folders,
+    "chat-fact": fact_told,
     **{f"grid-{depth:03}": partial(grid, depth=depth / 100) for depth in GRID},
 }
 RULER = tuple(TASKS)[:9]

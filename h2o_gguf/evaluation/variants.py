@@ -11,7 +11,7 @@ from h2o_gguf.layer_budgets import read_layer_budgets
 from h2o_gguf.options import KV_TYPES
 from h2o_gguf.policies import LayerBudgets, Policy
 
-__all__ = ["FULL", "PLAIN", "Variant", "compared", "with_controls"]
+__all__ = ["FULL", "PLAIN", "Variant", "compared", "with_attics", "with_controls"]
 
 FULL = "none"  # the policy that keeps everything
 STREAMING, RANDOM = "streaming", "random"
@@ -25,7 +25,8 @@ class Variant:
 
     policy : its name. like : name of the policy whose sinks and recent window it has; "": its own.
     type_k, type_v : of the cache. layers : how its budget is split over the layers, as read_layer_budgets
-    takes it; "": it is the same in all, or the policy's own split.
+    takes it; "": it is the same in all, or the policy's own split. attic : what it evicts stays on the host
+    and is recalled. recall_every : also after so many generated tokens; 0: only by what is read.
     """
 
     policy: str
@@ -33,12 +34,16 @@ class Variant:
     type_k: str = PLAIN
     type_v: str = PLAIN
     layers: str = ""
+    attic: bool = False
+    recall_every: int = 0
 
     @property
     def name(self) -> str:
         """How reports call it."""
         name = f"{self.policy} like {self.like}" if self.like else self.policy
         name += f" by {self.layers}" if self.layers else ""
+        name += " with attic" if self.attic else ""
+        name += f" every {self.recall_every}" if self.recall_every else ""
         types = dict.fromkeys((self.type_k, self.type_v))
         return name if list(types) == [PLAIN] else f"{name}, {'/'.join(types)}"
 
@@ -95,6 +100,16 @@ def with_controls(names: Sequence[str], budgets: Iterable[int], splits: Sequence
         if name not in (STREAMING, RANDOM) and not isinstance(each[0], LayerBudgets)
     ]
     return found + [Variant(RANDOM, like=name) for name in windows.values() or (DEFAULT,)]
+
+
+def with_attics(variants: Sequence[Variant], recall_every: int = 0) -> list[Variant]:
+    """The variants, each that evicts followed by itself with an attic."""
+    return [
+        each
+        for variant in variants
+        for each in (variant, replace(variant, attic=True, recall_every=recall_every))
+        if not (each.attic and variant.is_full)
+    ]
 
 
 def _make(name: str, budget: int) -> Policy:

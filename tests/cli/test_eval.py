@@ -87,6 +87,24 @@ def test_one_shot_and_compare_have_their_tables(cli: RunCli, model: Path) -> Non
     assert rows == ["cache", "none", "none, q8_0", "streaming", "h2o+", "h2o+, q8_0", "random like h2o+"]
 
 
+def test_an_attic_comes_beside_each_cache_that_evicts(cli: RunCli, model: Path, home: Path) -> None:
+    done = cli(
+        "eval", model, *QUICK, "--attic", "--recall-every", 32, "--task", "fidelity", "--policy", "streaming",
+        "--out", "page",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    data = json.loads((home / "page.json").read_text())
+    names = [
+        "none", "streaming", "streaming with attic every 32", "random like h2o+",
+        "random like h2o+ with attic every 32",
+    ]  # fmt: skip
+    assert [result["cache"] for result in data["results"]] == names
+    assert [each["cache"] for each in data["fidelity"]] == names
+    assert all(name in (home / "page.html").read_text() for name in names)
+    plain, recalling = data["fidelity"][1:3]
+    assert plain["perplexity"] != recalling["perplexity"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -98,6 +116,8 @@ def test_one_shot_and_compare_have_their_tables(cli: RunCli, model: Path) -> Non
         (("--length", "90000"), ("90000", "8000")),
         (("--text", "missing.txt"), ("'missing.txt'", "no such file")),
         (("--text", "/dev/null"), ("'/dev/null'", "no text")),
+        (("--attic", "--mode", "one-shot"), ("attic", "one-shot", "bounded")),
+        (("--recall-every", "64"), ("recall_every is 64", "without an attic")),
         (("--tolerance", "0"), ("tolerance",)),
         (("--batch-size", "100000"), ("100000", "8192")),
         (("--out", "/proc/none/page"), ("'/proc/none/page'", "--out")),

@@ -19,7 +19,7 @@ from h2o_gguf.evaluation.evaluator import Evaluator
 from h2o_gguf.evaluation.opening import ModelFile
 from h2o_gguf.evaluation.settings import QUICK_RUN, Settings
 from h2o_gguf.evaluation.side_by_side import Reader, measure_fidelity
-from h2o_gguf.evaluation.variants import FULL, Variant
+from h2o_gguf.evaluation.variants import FULL, Variant, with_attics
 from h2o_gguf.policies import Cells, registry
 from h2o_gguf.view import CacheView
 
@@ -68,6 +68,26 @@ def test_the_budget_holds_before_the_question_is_answered(
         call[: len(prompt.question)] == list(prompt.question)[: len(call)] for call in calls if len(call) > 1
     ]
     assert any(begins) == (question == "hidden")
+
+
+@pytest.mark.parametrize("question", ["hidden", "seen"])
+def test_a_question_recalls_what_its_budget_lost(evaluator: Evaluator, question: str) -> None:
+    """A window of the newest entries has lost the needle, and its attic gives it back."""
+    variants = with_attics([Variant("streaming")])
+    cells = plan(
+        variants, [0.25], ["grid-000"], [LENGTH], n_samples=2, question=question, n_batch=32  # type: ignore[arg-type]
+    )  # fmt: skip
+    found = {cell: outcome for cell in cells for _, outcome in evaluator.answer([cell])}
+    scores = {
+        is_kept: sum(
+            o.score for c, o in found.items() if c.variant.policy != FULL and c.variant.attic == is_kept
+        )
+        for is_kept in (False, True)
+    }
+    assert scores == {False: 0.0, True: 2.0}
+    assert {o.n_kept for c, o in found.items() if not c.variant.is_full} == {75}, (
+        "the budget holds all the same"
+    )
 
 
 def test_kept_bytes_of_budgets_by_layer_are_those_of_each_layer(evaluator: Evaluator) -> None:

@@ -88,6 +88,7 @@ def test_a_policys_mistake_inside_the_decode_is_found_behind_the_native_code() -
         n_used=8,
         layer_ids=(0,),
         observation=None,
+        recalled=np.zeros((1, 1, 8), np.bool_),
     )
 
     def native_asks() -> None:

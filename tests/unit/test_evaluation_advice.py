@@ -66,6 +66,18 @@ def test_one_sample_is_not_samples() -> None:
     assert "over 1 sample." in text and "1 sample without" in text
 
 
+def test_an_attic_is_advised_only_for_what_it_saves_and_its_memory_is_named() -> None:
+    full, plain = results(FULL, 1.0, [1.0] * 4), results("h2o", 0.25, [1.0] * 4)
+    with_attic = Variant("h2o", attic=True)
+    advice = recommend([*full, *plain, *results(with_attic, 0.25, [1.0] * 4)], [], 0.01)
+    assert advice.choice is not None and advice.choice.variant == Variant("h2o")
+    worse = [replace(r, outcome=replace(r.outcome, score=0.5)) for r in plain]
+    advice = recommend([*full, *worse, *results(with_attic, 0.25, [1.0] * 4)], [], 0.01)
+    assert advice.choice is not None and advice.choice.variant == with_attic
+    assert "with h2o with attic" in advice.headline
+    assert any("host's memory" in reason for reason in advice.reasons)
+
+
 def test_the_advice_says_what_to_type() -> None:
     full = results(FULL, 1.0, [1.0])
     types = "--cache-type-k q8_0 --cache-type-v q8_0"
@@ -73,6 +85,8 @@ def test_the_advice_says_what_to_type() -> None:
         (Variant("h2o"), "--policy h2o --kv-budget 250."),
         (Variant("h2o", type_k="q8_0", type_v="q8_0"), f"--policy h2o --kv-budget 250 {types}."),
         (Variant(FULL, type_k="q8_0", type_v="q8_0"), f"--policy none {types}."),
+        (Variant("h2o", attic=True), "--policy h2o --kv-budget 250 --attic ram."),
+        (Variant("h2o", attic=True, recall_every=64), "--kv-budget 250 --attic ram --recall-every 64."),
     ):
         advice = recommend([*full, *results(variant, 0.25, [1.0])], [], 0.01)
         assert words in advice.reasons[1]

@@ -8,8 +8,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
-from engine_fakes import FakeCache, FakeContext
+from engine_fakes import FakeAttic, FakeCache, FakeContext
 
 from h2o_gguf.engine import Engine
 from h2o_gguf.evaluation import side_by_side
@@ -34,9 +35,10 @@ class Model:
         self.opened: list[int] = []  # budgets
         self.caches: list[FakeCache] = []
         self.contexts: list[FakeContext] = []
+        self.attics: list[FakeAttic | None] = []
 
     @contextmanager
-    def open(self, policy: Any, n_batch: int, type_k: str, type_v: str) -> Iterator[Any]:
+    def open(self, variant: Variant, policy: Any, n_batch: int) -> Iterator[Any]:
         if len(self.opened) == self.n_most:
             raise KeyboardInterrupt
         context = FakeContext(n_batch=n_batch)
@@ -44,7 +46,9 @@ class Model:
         self.opened.append(policy.budget)
         self.contexts.append(context)
         self.caches.append(cache)
-        engine = Engine(context, None, policy, cache=cache)
+        attic = FakeAttic(context, variant.recall_every) if variant.attic else None
+        engine = Engine(context, None, policy, cache=cache, attic=attic)  # type: ignore[arg-type]
+        self.attics.append(attic)
         yield SimpleNamespace(engine=engine, tokenize=lambda text: [1 + i % 30 for i in range(N)])
 
 
@@ -78,3 +82,18 @@ def test_writing_decodes_all_its_tokens_and_evicts_once() -> None:
     for context in model.contexts:
         assert [len(batch) for batch in context.batches[N // 8 :]] == [1] * WRITTEN
     assert model.caches[1].rooms[-1] == WRITTEN
+
+
+def test_a_reader_recalls_where_it_would_while_writing_and_nothing_before_sees_it() -> None:
+    """Every 10 of 32 tokens, in batches of 8: the tokens at 9, 19 and 29 recall alone."""
+    model = Model()
+    variant = Variant("streaming", attic=True, recall_every=10)
+    readers = [READERS[0], Reader(Variant("streaming"), 9, 9), Reader(variant, 9, 9)]
+    full, plain, recalling = measure_fidelity(model, "", readers, N, 8)  # type: ignore[arg-type]
+    attic, context = model.attics[-1], model.contexts[-1]
+    assert attic is not None and attic.asked[:3] == [9, 19, 29]
+    starts = np.cumsum([0, *(len(batch) for batch in context.batches)]).tolist()
+    assert starts[: starts.index(N)] == [0, 8, 9, 10, 16, 19, 20, 24, 29, 30]
+    assert attic.asked[3:] == [N + i for i in range(9, WRITTEN, 10)], "and while writing"
+    assert recalling.n_scored == plain.n_scored == full.n_scored == N // 2 - 1
+    assert recalling.perplexity == plain.perplexity, "each token is compared at its own position"

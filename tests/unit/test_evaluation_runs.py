@@ -14,10 +14,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from engine_fakes import FakeAttic, evicting
 
 from h2o_gguf import policies
 from h2o_gguf.errors import BudgetError, OptionError
 from h2o_gguf.evaluation import bootstrap_ratio
+from h2o_gguf.evaluation.answering import read_blocks
 from h2o_gguf.evaluation.cells import Cell, Outcome, budget_of, plan
 from h2o_gguf.evaluation.one_shot import sharing
 from h2o_gguf.evaluation.runner import Result, batches, n_tokens_left, run
@@ -26,7 +28,7 @@ from h2o_gguf.evaluation.sources import policy_key
 from h2o_gguf.evaluation.statistics import bootstrap, hidden_loss, samples_needed
 from h2o_gguf.evaluation.store import Store
 from h2o_gguf.evaluation.summary import ALL, floors, summarize
-from h2o_gguf.evaluation.variants import FULL, Variant, compared, with_controls
+from h2o_gguf.evaluation.variants import FULL, Variant, compared, with_attics, with_controls
 
 FACTS = {"model": "m"}
 
@@ -218,6 +220,61 @@ def test_random_gets_the_sinks_and_window_of_each_policy() -> None:
         with_controls(["h2o+"], [3])
     with pytest.raises(BudgetError, match=r"3 entries .* streaming, which protects 4"):
         with_controls(["knorm"], [3])
+
+
+def test_everything_that_evicts_comes_again_with_an_attic() -> None:
+    plain = with_controls(["h2o+"], [100], ["pyramid:2"])
+    assert [v.name for v in with_attics([Variant(FULL), *plain])] == [
+        "none", "h2o+", "h2o+ with attic", "streaming", "streaming with attic", "h2o+ by pyramid:2",
+        "h2o+ by pyramid:2 with attic", "random like h2o+", "random like h2o+ with attic",
+    ]  # fmt: skip
+    small = with_attics(compared(["h2o"], ["q8_0"], [100]), 64)
+    assert {v.name for v in small if v.attic and v.policy == "h2o"} == {
+        "h2o with attic every 64", "h2o with attic every 64, q8_0"
+    }  # fmt: skip
+    for variant in with_attics(plain, 64):
+        assert variant.make(100) == replace(variant, attic=False, recall_every=0).make(100)
+
+
+def test_what_an_attic_changes_is_kept_apart(tmp_path: Path) -> None:
+    first = cells_of()
+    others = [
+        replace(cell, variant=replace(cell.variant, attic=True, recall_every=every))
+        for cell in first
+        if not cell.variant.is_full
+        for every in (0, 64)
+    ]
+    answers = Answers()
+    with closing(Store(tmp_path, FACTS)) as store:
+        results = list(run([*first, *others], answers, store))
+        assert len(answers.asked) == len(first) + len(others)
+        assert {(row.variant, row.kept) for row in summarize(results)} == {
+            (cell.variant, cell.kept) for cell in (*first, *others)
+        }
+    for batch in answers.batches:
+        assert len({cell.variant for cell in batch}) == 1, "a cache with an attic is one of its own"
+
+
+def test_one_shot_has_no_attic_and_no_attic_no_recalls() -> None:
+    others = {"cache": "off", "seed": 0, "text": None, "n_batch": 128, "n_threads": 1, "n_gpu_layers": 0}
+    settings = Settings.of(QUICK_RUN, attic=True, recall_every=64, **others)
+    assert (settings.attic, settings.recall_every) == (True, 64)
+    with pytest.raises(OptionError, match="attic cannot be measured in mode one-shot"):
+        Settings.of(QUICK_RUN, attic=True, mode="one-shot", **others)
+    with pytest.raises(OptionError, match=r"recall_every is 64: .* 0 without an attic"):
+        Settings.of(QUICK_RUN, recall_every=64, **others)
+
+
+def test_the_last_block_of_a_question_recalls_and_no_other() -> None:
+    e, context, _ = evicting(n_batch=40)
+    e.attic = attic = FakeAttic(context)  # type: ignore[assignment]
+    read_blocks(e, [1] * 100, 40)
+    assert attic.asked == []
+    read_blocks(e, [2] * 90, 40, recall=True)
+    assert [len(batch) for batch in context.batches] == [40, 40, 20, 40, 18, 32]
+    assert attic.asked == [100 + 90 - 32], "the newest 32 see what was recalled"
+    read_blocks(e, [3] * 5, 40, recall=True)
+    assert attic.asked[1:] == [190]
 
 
 def test_a_cache_type_is_compared_once() -> None:

@@ -181,3 +181,20 @@ def test_tasks_are_chosen_by_name_and_by_group() -> None:
 def test_own_english_is_there_without_a_file() -> None:
     sentences = Haystack(prose()).sentences(3000, random.Random(0).randrange(1 << 20))
     assert len(set(sentences)) > 1000
+
+
+@pytest.mark.parametrize("length", [600, 3000])
+def test_a_fact_is_told_in_the_second_turn_of_a_chat_and_asked_for_in_the_last(length: int) -> None:
+    sample = made("chat-fact", length)
+    assert [role for role, _ in sample.history] == ["user", "assistant"] * (len(sample.history) // 2)
+    value = sample.checks[0].text
+    assert [i for i, (_, text) in enumerate(sample.history) if value in text] == [2]
+    key = re.search(r"the secret code for (\S+) that", sample.question)
+    assert key and f"{key[1]} is: {value}" in sample.history[2][1]
+    talk = [text for i, (_, text) in enumerate(sample.history) if i not in (2, 3)]
+    assert len(set(talk)) == len(talk) and all(len(text.split()) < 20 for text in talk)
+    assert not any(key[1] in text for text in talk)
+
+
+def test_a_chat_of_2400_tokens_has_more_than_60_turns() -> None:
+    assert len(made("chat-fact", 2400).history) > 2 * 60

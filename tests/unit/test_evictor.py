@@ -60,6 +60,7 @@ class Cache:
             n_used=int((self.pos >= 0).sum()),
             layer_ids=(0,),
             observation=None,
+            recalled=np.zeros(self.pos.shape, np.bool_),
         )
 
     def batch(self, n: int) -> None:

@@ -187,6 +187,21 @@ def test_same_view_same_answer(name: str, data: st.DataObject) -> None:
     np.testing.assert_array_equal(view.pos, before[1])
 
 
+@pytest.mark.parametrize("name", EVICTING)
+@settings(max_examples=20, deadline=None)
+@given(data=st.data())
+def test_what_was_recalled_is_spared_where_others_are_enough(name: str, data: st.DataObject) -> None:
+    policy, view, n = data.draw(questions(name))
+    rng = np.random.default_rng(data.draw(st.integers(0, 99)))
+    recalled = (view.pos >= 0) & (rng.random(view.shape) < data.draw(st.sampled_from([0.1, 0.5, 1.0])))
+    others = view.evictable(policy.n_sink, policy.n_recent) & ~recalled
+    victims = ask(policy, replace(view, recalled=recalled), n)
+    if others.sum(-1).min() >= n:
+        assert not np.take_along_axis(recalled, victims, axis=-1).any()
+    else:
+        np.testing.assert_array_equal(victims, ask(policy, view, n), "as if nothing had been")
+
+
 @pytest.mark.parametrize("name", [name for name in EVICTING if name != "random"])
 @settings(max_examples=20, deadline=None)
 @given(data=st.data())

@@ -1,0 +1,319 @@
+"""Evicted entries stay in the attic and come back as they were, for every kind of model and cache."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from attic_harness import (
+    BUDGET,
+    N_RECENT,
+    N_SINK,
+    N_UBATCH,
+    Seen,
+    cached,
+    check_books,
+    history,
+    make_room,
+    open_attics,
+    recall_next,
+    recalled,
+    rows_of,
+    stored,
+    total,
+    with_attic,
+)
+from harness import ROTATED, TYPES, WINDOWED, Run, opened, policy_of, random_tokens
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tiny_models import ARCHITECTURES, build
+
+from h2o_gguf.policies import LayerBudgets
+
+EVICTED = [arch for arch, expected in ARCHITECTURES.items() if expected.evicts]
+ONLY_FLASH = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "iq4_nl")  # quantized values need it
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build("llama", tmp_path_factory.mktemp("models") / "llama.gguf")
+
+
+def check_exchange(run: Run) -> None:
+    """What comes back is bit for bit what went; what is protected stays; nothing is held twice."""
+    seen = Seen(run)
+    seen.feed(random_tokens(150))
+    make_room(run)
+    before, there = cached(run), stored(run)
+    n_past = run.cache.groups[0].n_past()
+    keep = (n_past - 60, n_past - 40)
+    recall_next(run, [keep])
+    assert np.isfinite(run.decode(random_tokens(8, seed=3))).all()
+    check_books(run)
+    after, back = cached(run), recalled(run)
+    assert back and back <= there and back == {at for at in after - before if at[3] < n_past}
+    assert total(run, "n_recalled") == len(back)
+    assert {
+        at for at in before if at[3] < N_SINK or at[3] >= n_past - N_RECENT or keep[0] <= at[3] < keep[1]
+    } <= after
+    for at, (rope, key, value) in rows_of(run).items():
+        if at[3] < n_past:
+            assert rope == seen.rows[at][0]
+            assert np.array_equal(key, seen.rows[at][1]) and np.array_equal(value, seen.rows[at][2]), at
+
+
+@pytest.mark.parametrize("flash", [True, False])
+@pytest.mark.parametrize("arch", EVICTED)
+def test_what_is_recalled_is_what_was_evicted(arch: str, flash: bool, tmp_path: Path) -> None:
+    with with_attic(build(arch, tmp_path / "m.gguf"), flash=flash) as run:
+        check_exchange(run)
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_rows_of_every_type_come_back_bit_for_bit(kind: str, model: Path) -> None:
+    with with_attic(model, type_k=kind, type_v=kind) as run:
+        check_exchange(run)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in TYPES if kind not in ONLY_FLASH])
+def test_and_so_where_values_lie_in_columns(kind: str, model: Path) -> None:
+    with with_attic(model, type_k=kind, type_v=kind, flash=False) as run:
+        check_exchange(run)
+
+
+@pytest.mark.parametrize("attention", ["composed", "reference"])
+@pytest.mark.parametrize("n_threads", [1, 3])
+def test_and_so_with_any_attention_and_threads(attention: str, n_threads: int, model: Path) -> None:
+    with with_attic(model, attention=attention, n_threads=n_threads) as run:
+        check_exchange(run)
+
+
+@pytest.mark.parametrize("arch", ["llama", "deepseek2", "gemma3"])
+def test_layers_with_budgets_of_their_own_recall_from_attics_of_their_own(arch: str, tmp_path: Path) -> None:
+    path = build(arch, tmp_path / "m.gguf", n_layer=4)
+    with opened(path, budget=0) as run:
+        layers = run.cache.layer_ids
+    budgets = {il: (64, 40)[i % 2] for i, il in enumerate(layers)}
+    cells = [budgets.get(il, 0) + N_UBATCH for il in range(4)]
+    policy = LayerBudgets(list(budgets.values()), "h2o+", {"n_recent": N_RECENT}, layers=list(budgets))
+    options = {"n_ctx": 512, "n_ubatch": N_UBATCH, "block": 8, "decay": policy.decay}
+    with opened(path, layer_cells=cells, budgets=budgets, **options) as run:
+        policy_of(run, policy)
+        open_attics(run)
+        check_exchange(run)
+
+
+def test_sequences_have_attics_of_their_own(model: Path) -> None:
+    tokens = random_tokens(150, seed=5)
+    with with_attic(model) as run:
+        run.feed(tokens, N_UBATCH)
+        recall_next(run)
+        expected = run.decode(random_tokens(8, seed=6))
+        there = stored(run)
+    with with_attic(model, n_seq=3) as run:
+        for seq in (0, 2):
+            run.speak_of(seq, [])
+            run.feed(random_tokens(120 + 10 * seq, seed=seq), N_UBATCH)
+        run.speak_of(1, [])
+        run.feed(tokens, N_UBATCH)
+        recall_next(run)
+        got = run.decode(random_tokens(8, seed=6))
+        assert stored(run) == there
+        assert np.array_equal(got, expected)
+        for seq in (0, 2):
+            run.speak_of(seq, [])
+            check_books(run)
+            assert total(run, "n_recalled") == 0
+        n_of_another = total(run, "n_entry")
+        run.speak_of(1, [])
+        assert run.remove(0) and total(run, "n_entry") == 0
+        run.speak_of(2, [])
+        assert total(run, "n_entry") == n_of_another
+
+
+def decode_together(run: Run, tokens: dict[int, list[int]]) -> None:
+    """One batch of several sequences."""
+    n = sum(map(len, tokens.values()))
+    batch = run.lib.llama_batch_init(n, 0, 1)
+    rows = [(seq, i, token) for seq, each in tokens.items() for i, token in enumerate(each)]
+    first = {seq: run.lib.llama_memory_seq_pos_max(run.memory, seq) + 1 for seq in tokens}
+    batch.n_tokens = n
+    for row, (seq, i, token) in enumerate(rows):
+        batch.token[row], batch.pos[row], batch.n_seq_id[row], batch.logits[row] = token, first[seq] + i, 1, 1
+        batch.seq_id[row][0] = seq
+    assert run.lib.llama_decode(run.ctx, batch) == 0
+    run.lib.llama_batch_free(batch)
+
+
+@pytest.mark.parametrize("recalling", [(0, 1, 2), (0, 2), (1,)])
+@pytest.mark.parametrize("sizes", [(8, 8, 8), (8, 3, 5)])
+def test_sequences_of_one_batch_recall_what_they_would_alone(
+    sizes: tuple[int, ...], recalling: tuple[int, ...], model: Path
+) -> None:
+    found = []
+    for is_together in (False, True):
+        with with_attic(model, n_seq=3) as run:
+            for seq in range(3):
+                run.speak_of(seq, [])
+                history(run, 120 + 10 * seq)
+            turns = {seq: random_tokens(size, seed=10 + seq) for seq, size in enumerate(sizes)}
+            for seq, turn in turns.items():
+                run.speak_of(seq, [])
+                if seq in recalling:
+                    recall_next(run)
+                if not is_together:
+                    run.decode(turn)
+            if is_together:
+                decode_together(run, turns)
+            books = []
+            for seq in range(3):
+                run.speak_of(seq, [])
+                check_books(run)
+                books.append((recalled(run), stored(run)))
+                assert bool(books[-1][0]) == (seq in recalling)
+            found.append(books)
+    if len(set(sizes)) == 1:  # others are computed in several ubatches, each of which recalls
+        assert found[0] == found[1]
+
+
+def test_no_more_come_back_than_are_asked_for(model: Path) -> None:
+    with with_attic(model) as run:
+        history(run)
+        recall_next(run, n_most=3)
+        run.decode(random_tokens(8, seed=3))
+        by_head = np.array([[view.sum() for view in layer] for layer in run.cache.view().recalled])
+        assert (by_head == 3).any() and (by_head <= 3).all()
+        recall_next(run, n_most=0)
+        run.decode(random_tokens(8, seed=4))
+        assert not recalled(run), "those of the last recall count as others now"
+
+
+def test_a_recall_is_of_one_batch_whether_it_succeeds_or_not(model: Path) -> None:
+    with with_attic(model) as run:
+        history(run)
+        recall_next(run)
+        run.decode(random_tokens(8, seed=3))
+        n, back = total(run, "n_recalled"), recalled(run)
+        run.decode(random_tokens(1, seed=4))
+        assert total(run, "n_recalled") == n and recalled(run) <= back
+        recall_next(run)
+        run.cache.set_policy(lambda view, n: None)  # names nobody
+        code, _ = run.try_decode(random_tokens(N_UBATCH))
+        assert code != 0
+        assert run.cache.raised() is not None
+        assert total(run, "n_recalled") == n
+        run.cache.set_params(budget=200, block=8, decay=1.0)
+        run.decode(random_tokens(1, seed=4))
+        assert total(run, "n_recalled") == n, "the recall went with the batch it was for"
+
+
+@pytest.mark.parametrize("arch", ["llama", "gemma3", "deepseek2", "gpt-oss"])
+def test_rolling_back_behind_a_recall_is_exact_and_further_is_refused(arch: str, tmp_path: Path) -> None:
+    path = build(arch, tmp_path / "m.gguf")
+    logits = []
+    for goes_back in (False, True):
+        with with_attic(path) as run:
+            history(run)
+            recall_next(run)
+            run.decode(random_tokens(4, seed=3))
+            assert recalled(run)
+            n_past, lowest = len(run.tokens), run.cache.rollback_min()
+            assert lowest <= n_past - 4 - N_RECENT, "what stayed is where it was"
+            if goes_back:
+                run.feed(random_tokens(4, seed=4), 1)
+                assert not run.remove(lowest - 1) and len(run.tokens) == n_past + 4
+                assert run.remove(n_past)
+            check_books(run)
+            logits.append(run.feed(random_tokens(4, seed=5), 1))
+    assert np.array_equal(*logits)
+
+
+def test_entries_that_a_recall_took_out_cannot_be_rolled_back_over(model: Path) -> None:
+    """Nothing protected: the newest entries may be exchanged as well, and then their cells hold others."""
+    with with_attic(model, budget=16) as run:
+        run.feed(random_tokens(150), N_UBATCH)
+        run.cache.make_room(12)
+        run.cache.attic.recall_next()
+        run.decode(random_tokens(4, seed=3))
+        check_books(run)
+        lowest, view = run.cache.rollback_min(), run.cache.view()
+        for pos in range(lowest, view.n_past):
+            assert (
+                len({tuple(np.flatnonzero(row == pos)) for row in view.pos.reshape(-1, view.pos.shape[-1])})
+                == 1
+            )
+        assert not run.remove(lowest - 1)
+        if lowest < view.n_past:
+            assert run.remove(lowest)
+            check_books(run)
+
+
+ROUNDING = {"f32": 0.0, "f16": 2.0**-11, "bf16": 2.0**-8, "q8_0": 0.5 / 127, "q4_0": 1 / 8}  # of the largest
+
+
+@pytest.mark.parametrize(
+    ("arch", "kind"), [(a, "f32") for a in (*ROTATED, *WINDOWED)] + [("llama", k) for k in ROUNDING]
+)
+def test_entries_are_renumbered_in_the_attic_as_in_the_cache(arch: str, kind: str, tmp_path: Path) -> None:
+    """The key that comes back is the one that went, turned as far as its rotary position moved."""
+    with with_attic(build(arch, tmp_path / "m.gguf", n_ctx_train=128), type_k=kind, type_v=kind) as run:
+        seen = Seen(run)
+        while run.cache.n_rebases < 3:
+            seen.feed(random_tokens(N_UBATCH, seed=len(run.tokens)))
+        n_turns = run.cache.n_rebases + 1
+        make_room(run)
+        recall_next(run)
+        run.decode(random_tokens(8, seed=3))
+        check_books(run)
+        back, now = recalled(run), rows_of(run)
+        n_turned = 0
+        for at in back:
+            rope, key, value = now[at]
+            was, old, as_was = seen.rows[at]
+            rotation = run.cache.view().observation.rotation(at[1])
+            expected = rotation.turned(old, rope - was)
+            most = np.abs(old).max() * np.sqrt(2)  # of a pair, however it is turned
+            assert np.abs(key - expected).max() <= most * (n_turns * ROUNDING[kind] + 1e-4), at
+            assert np.array_equal(value, as_was)
+            assert 0 <= rope < 128
+            n_turned += int(rope != was)
+        assert n_turned > 0
+
+
+step = st.one_of(
+    st.tuples(st.sampled_from(["decode", "recall"]), st.integers(1, N_UBATCH)),
+    st.tuples(st.just("rollback"), st.integers(1, N_RECENT)),
+    st.tuples(st.just("room"), st.integers(BUDGET // 2, BUDGET)),
+    st.tuples(st.just("renumber"), st.just(0)),
+)
+
+
+@pytest.mark.parametrize("name", ["h2o+", "streaming", "random", "keydiff"])
+@given(steps=st.lists(step, min_size=5, max_size=30), seed=st.integers(0, 1000))
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_history_loses_an_entry_or_has_one_twice(
+    model: Path, name: str, steps: list[tuple[str, int]], seed: int
+) -> None:
+    with with_attic(model, name) as run:
+        tokens = iter(random_tokens(2000, seed))
+        run.decode([next(tokens) for _ in range(N_UBATCH)])
+        for kind, n in steps:
+            if kind == "recall":
+                recall_next(run)
+            if kind in ("decode", "recall"):
+                run.decode([next(tokens) for _ in range(n)])
+            elif kind == "rollback" and run.cache.rollback_min() <= len(run.tokens) - n:
+                assert run.remove(len(run.tokens) - n)
+            elif kind == "room":
+                run.cache.make_room(n)
+            elif kind == "renumber":
+                run.cache.rebase()
+            check_books(run)
+            view = run.cache.view()
+            occupied = view.pos >= 0
+            assert (occupied == occupied[0, 0]).all() and (view.scores[~occupied] == 0).all()
+            assert not view.recalled[~occupied].any() and view.rope_pos.max() < 256
+            assert all(at[3] < run.cache.rollback_min() for at in stored(run)), (
+                "none comes back in a rollback"
+            )

@@ -1,0 +1,213 @@
+"""Which batches recall, on a context that is only books, and what is handed over as protected."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from engine_fakes import FakeAttic, FakeCache, FakeContext, Greedy, evicting, logits_are_right, take
+
+from h2o_gguf.attic import LAST, N_ASKED, N_TURN, Attic, AtticOptions
+from h2o_gguf.engine import Engine
+from h2o_gguf.errors import OptionError
+from h2o_gguf.policies import LayerBudgets, Policy, make
+
+
+def with_attic(
+    budget: int = 20, n_batch: int = 64, *, is_empty: bool = False, every: int = 0
+) -> tuple[Engine, FakeContext, FakeCache, FakeAttic]:
+    e, context, cache = evicting(budget, n_batch=n_batch)
+    attic = FakeAttic(context, every, is_empty=is_empty)
+    e.attic = attic  # type: ignore[assignment]
+    return e, context, cache, attic
+
+
+def sizes(context: FakeContext) -> list[int]:
+    return [len(batch) for batch in context.batches]
+
+
+@pytest.mark.parametrize(
+    ("n", "expected"),
+    [
+        (1, [1]),
+        (N_TURN, [N_TURN]),
+        (N_TURN + 1, [1, N_TURN]),
+        (64, [32, N_TURN]),
+        (64 + N_TURN, [64, N_TURN]),
+        (65 + N_TURN, [64, 1, N_TURN]),
+        (150, [64, 54, N_TURN]),
+    ],
+)
+def test_the_last_32_tokens_are_a_batch_of_their_own_and_recall(n: int, expected: list[int]) -> None:
+    e, context, _, attic = with_attic()
+    e.prefill([1] * n, recall=True)
+    assert sizes(context) == expected
+    assert attic.asked == [n - expected[-1]]
+    assert e.tokens == [1] * n and logits_are_right(e, context)
+
+
+def test_batches_smaller_than_a_turn_recall_in_the_last_of_them() -> None:
+    e, context, _, attic = with_attic(n_batch=10)
+    e.prefill([1] * 35, recall=True)
+    assert sizes(context) == [10, 10, 5, 10] and attic.asked == [25]
+
+
+def test_nothing_is_cut_or_recalled_unless_asked_for_and_there_is_something() -> None:
+    e, context, _, attic = with_attic()
+    e.prefill([1] * 96)
+    assert sizes(context) == [64, 32] and attic.asked == []
+    e, context, _, attic = with_attic(budget=500, is_empty=True)
+    e.prefill([1] * 90, recall=True)
+    assert sizes(context) == [64, 26] and attic.asked == []
+    e, context, _ = evicting(20, n_batch=64)
+    e.prefill([1] * 90, recall=True)
+    assert sizes(context) == [64, 26]
+
+
+def test_a_prompt_that_fills_the_attic_itself_recalls_at_its_end() -> None:
+    """Empty when it begins, which is when it is cut."""
+    e, context, _, attic = with_attic(is_empty=True)
+
+    def fill() -> None:
+        attic.is_empty = len(context.seen) <= 20
+
+    context.before = fill
+    e.prefill([1] * 129, recall=True)
+    assert sizes(context) == [64, 33, N_TURN] and attic.asked == [97]
+
+
+def test_what_a_prompt_adds_recalls_and_can_be_told_not_to() -> None:
+    e, context, _, attic = with_attic(budget=200)
+    e.sync([1] * 100)
+    e.sync([1] * 100 + [2] * 10)
+    assert attic.asked == [68, 100] and sizes(context)[-1] == 10
+    e.sync([1] * 100 + [2] * 20, recall=False)
+    assert attic.asked == [68, 100]
+
+
+def test_a_recall_on_demand_reads_the_newest_tokens_again() -> None:
+    e, context, cache, attic = with_attic(budget=200)
+    e.prefill([*range(1, 40)] * 2)
+    before = list(e.tokens)
+    e.recall()
+    assert attic.asked == [78 - N_TURN] and sizes(context)[-1] == N_TURN
+    e.recall(5)
+    assert attic.asked[1:] == [73] and sizes(context)[-1] == 5
+    assert e.tokens == context.seen == before and logits_are_right(e, context)
+    cache.rollback_min = lambda: 70  # type: ignore[method-assign]
+    e.recall()
+    assert attic.asked[2:] == [70], "no further than is exact"
+    assert e.tokens == before
+    cache.rollback_min = lambda: 78  # type: ignore[method-assign]
+    with pytest.raises(OptionError, match="cannot be read again"):
+        e.recall()
+    assert e.tokens == before and len(attic.asked) == 3
+
+
+def test_a_recall_needs_an_attic_and_tokens() -> None:
+    e, _, _ = evicting()
+    with pytest.raises(OptionError, match="without an attic"):
+        e.recall()
+    e, _, _, _ = with_attic()
+    with pytest.raises(OptionError, match="cannot be read again"):
+        e.recall()
+
+
+@pytest.mark.parametrize(("every", "expected"), [(0, []), (1, [3, 4, 5, 6]), (2, [4, 6]), (5, [])])
+def test_every_so_many_generated_tokens_recall(every: int, expected: list[int]) -> None:
+    e, _, _, attic = with_attic(every=every)
+    e.prefill([1, 2, 3])
+    assert len(take(e, 5)) == 5
+    assert attic.asked == expected, "the last one chosen is not decoded"
+
+
+def test_pins_are_handed_over() -> None:
+    e, _, _, attic = with_attic(every=1)
+    e.sync([1] * 15, pins=[(2, 5)])
+    next(iter_ := e.generate(Greedy(), max_tokens=3))
+    next(iter_)
+    assert attic.pins == [((2, 5),)] * len(attic.asked) and attic.asked == [0, 15]
+
+
+# -- the attics of the groups ------------------------------------------------------------------------------
+
+
+@dataclass
+class Group:
+    """A native cache of some layers, whose attic notes what it is told."""
+
+    layer_ids: tuple[int, ...]
+    n_head_kv: int = 2
+    told: list[dict[str, Any]] = field(default_factory=list)
+    n_entry: int = 0
+    n_recalled: int = 0
+    n_dropped: int = 0
+
+    @property
+    def n_layer(self) -> int:
+        return len(self.layer_ids)
+
+    @property
+    def attic(self) -> Any:
+        return self
+
+    def open(self, max_bytes: int, **options: Any) -> None:
+        self.told.append({"max_bytes": max_bytes, **options})
+
+    def info(self) -> Any:
+        return SimpleNamespace(
+            n_entry=self.n_entry, bytes=100, n_recalled=self.n_recalled, n_dropped=self.n_dropped
+        )
+
+    def recall_next(self, keep: Any, *, n_most: int, n_asked: int) -> None:
+        self.told.append({"keep": list(keep), "n_most": n_most, "n_asked": n_asked})
+
+
+def attic_of(policy: Policy, *groups: Group, **options: Any) -> Attic:
+    return Attic(groups, policy, AtticOptions("ram", **options))
+
+
+def test_sinks_pins_and_window_stay_and_no_more_comes_back_than_can_stay() -> None:
+    group = Group((0, 1))
+    attic = attic_of(make("h2o", 100, n_sink=4, n_recent=30), group)
+    attic.recall_next(500, [(0, 10), (200, 220)])
+    assert group.told[-1] == {
+        "keep": [(0, 4), (0, 10), (200, 220), (470, LAST)],
+        "n_most": 100 - 4 - 30 - 6 - 20,  # of the first pin, four are sinks
+        "n_asked": N_ASKED,
+    }
+    attic.recall_next(500, [(100, 190)])
+    assert group.told[-1]["n_most"] == 0
+
+
+def test_each_group_has_the_numbers_of_its_own_budget_and_its_share_of_the_bytes() -> None:
+    first, second = Group((0,)), Group((1, 2, 3))
+    policy = LayerBudgets([80, 40, 40, 40], "h2o", {"n_sink": 4, "n_recent": 10})
+    attic = attic_of(policy, first, second, limit=4000, type=8)
+    assert [group.told[0] for group in (first, second)] == [
+        {"max_bytes": n, "type_k": 8, "type_v": 8, "folder": None} for n in (1000, 3000)
+    ]
+    attic.recall_next(500, [])
+    assert (first.told[1]["n_most"], second.told[1]["n_most"]) == (66, 26)
+
+
+def test_a_report_counts_entries_of_a_head_and_the_last_turn_alone() -> None:
+    first, second = Group((0,), n_entry=100), Group((1, 2, 3), n_entry=200)
+    attic = attic_of(make("h2o", 100), first, second)
+    assert not attic.is_empty and attic_of(make("h2o", 100), Group((0,))).is_empty
+    first.n_recalled, second.n_recalled, second.n_dropped = 10, 30, 80
+    attic.recall_next(500, [])
+    first.n_recalled, second.n_recalled = 20, 60
+    report = attic.report()
+    assert (report.entries, report.bytes, report.dropped) == (175, 200, 10)  # 8 heads
+    assert report.recalled == 5.0  # 10 and 30 of 8 heads
+    first.n_recalled = second.n_recalled = 0  # the sequence was cleared
+    assert attic.report().recalled == 0.0
+
+
+def test_wrong_options_are_refused() -> None:
+    for options, word in (({"place": "rom"}, "'rom'"), ({"limit": 0}, "0"), ({"limit": True}, "True")):
+        with pytest.raises(OptionError, match=word):
+            AtticOptions(**{"place": "ram", **options})  # type: ignore[arg-type]
