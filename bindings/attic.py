@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from h2o_gguf.bindings import library
 from h2o_gguf.bindings.library import ffi
-from h2o_gguf.bindings.status import check
+from h2o_gguf.bindings.status import INVALID, check
+from h2o_gguf.errors import OptionError
 
 if TYPE_CHECKING:
     from h2o_gguf.bindings.cache import KVCache
@@ -59,7 +60,12 @@ class Attic:
         name = ffi.NULL if folder is None else ffi.new("char[]", os.fsencode(folder))
         params = ffi.new("h2og_attic_params *", {"max_bytes": max_bytes, "type_k": type_k, "type_v": type_v})
         params.folder = name
-        check(self._lib.h2og_set_attic(self._cache.handle, params))
+        status = self._lib.h2og_set_attic(self._cache.handle, params)
+        if status == INVALID:
+            raise OptionError(
+                f"{library.last_error()}: choose another attic_limit, attic_type or folder", "attic"
+            )
+        check(status)
 
     def info(self) -> AtticInfo:
         """What it holds now."""
