@@ -105,12 +105,9 @@ def test_a_chat_keeps_and_recalls_what_it_evicted(cli: RunCli, model: Path) -> N
 @pytest.mark.parametrize("place", ["ram", "disk", "off"])
 def test_json_has_the_attic(cli: RunCli, model: Path, home: Path, place: str) -> None:
     (home / "t.txt").write_text("The quick brown fox jumps over the lazy dog. " * 60)
-    details = (
-        () if place == "off" else ("--attic-limit", "64M", "--attic-type", "q8_0", "--recall-every", "4")
-    )
-    done = cli(
-        "summarize", "t.txt", "-m", model, "--kv-budget", "128", *SMALL[2:], "--attic", place, *details, "--json"
-    )  # fmt: skip
+    details = ("--attic-limit", "64M", "--attic-type", "q8_0", "--recall-every", "4")
+    arguments = ("--attic", place, *(() if place == "off" else details))
+    done = cli("summarize", "t.txt", "-m", model, "--kv-budget", "192", *SMALL[2:], *arguments, "--json")
     assert done.returncode == 0, done.stderr
     kv = json.loads(done.stdout)["kv"]
     if place == "off":
