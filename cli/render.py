@@ -26,6 +26,7 @@ __all__ = [
     "show_bytes",
     "speed",
     "stderr",
+    "where",
 ]
 
 BAR_CELLS = 30
@@ -128,13 +129,17 @@ def kv_lines(kv: KVReport) -> list[str]:
 
 def attic_lines(attic: AtticReport) -> list[str]:
     """Where evicted entries are, and what came back."""
-    place = "on disk" if attic.place == "disk" else "in memory"
     dropped = f"; {attic.dropped:,} were dropped for want of space" if attic.dropped else ""
     return [
         f"attic    {attic.entries:,} evicted entries per KV head within reach, "
-        f"{show_bytes(attic.bytes)} of {show_bytes(attic.limit)} {place}{dropped}",
+        f"{show_bytes(attic.bytes)} of {show_bytes(attic.limit)} {where(attic)}{dropped}",
         f"recalled {attic.recalled:,.1f} entries per KV head by the last turn",
     ]
+
+
+def where(attic: AtticReport) -> str:
+    """The place, in words."""
+    return "on disk" if attic.place == "disk" else "in memory"
 
 
 def layer_classes(budgets: Sequence[int]) -> str:

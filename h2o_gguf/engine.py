@@ -482,8 +482,9 @@ class Engine:
 
     def _tell_recall(self, n_tokens: int) -> None:
         view = self.view() if self.on_recall else None
-        for listener in self.on_recall if view is not None else ():
-            listener(view, n_tokens)
+        if view is not None:
+            for listener in self.on_recall:
+                listener(view, n_tokens)
 
     def _raise_policy_error(self) -> None:
         if self._evictor is not None:
