@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from h2o_gguf.bindings import library
 from h2o_gguf.bindings.library import ffi
-from h2o_gguf.bindings.status import INVALID, check
-from h2o_gguf.errors import OptionError
+from h2o_gguf.bindings.status import check, check_options
 
 if TYPE_CHECKING:
     from h2o_gguf.bindings.cache import KVCache
@@ -60,12 +59,9 @@ class Attic:
         name = ffi.NULL if folder is None else ffi.new("char[]", os.fsencode(folder))
         params = ffi.new("h2og_attic_params *", {"max_bytes": max_bytes, "type_k": type_k, "type_v": type_v})
         params.folder = name
-        status = self._lib.h2og_set_attic(self._cache.handle, params)
-        if status == INVALID:
-            raise OptionError(
-                f"{library.last_error()}: choose another attic_limit, attic_type or folder", "attic"
-            )
-        check(status)
+        check_options(
+            self._lib.h2og_set_attic(self._cache.handle, params), "attic", "attic_limit", "attic_type"
+        )
 
     def info(self) -> AtticInfo:
         """What it holds now."""
@@ -88,8 +84,9 @@ class Attic:
 
         keep : spans of positions whose entries stay in the cache. n_most : entries of each KV head that are
         exchanged. n_asked : of the batch's tokens, the newest that count.
+
+        Raises: OptionError, the attic is not open, or a number is negative.
         """
         spans = ffi.new("h2og_span[]", [{"first": a, "end": b} for a, b in keep] or 1)
-        check(
-            self._lib.h2og_recall_next(self._cache.handle, self._cache.seq, spans, len(keep), n_most, n_asked)
-        )
+        handle, seq = self._cache.handle, self._cache.seq
+        check_options(self._lib.h2og_recall_next(handle, seq, spans, len(keep), n_most, n_asked), "attic")

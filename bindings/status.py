@@ -11,12 +11,13 @@ from h2o_gguf.errors import (
     ClosedError,
     H2OError,
     NativeError,
+    OptionError,
     PolicyError,
     StateFileError,
     UnsupportedModelError,
 )
 
-__all__ = ["check"]
+__all__ = ["check", "check_options"]
 
 INVALID, UNSUPPORTED, FULL, POLICY, POSITION, NATIVE, DETACHED, STATE = range(-1, -9, -1)
 
@@ -26,6 +27,13 @@ def check(status: int) -> int:
     if status >= 0:
         return status
     raise error_of(status, last_error())
+
+
+def check_options(status: int, *options: str) -> int:
+    """As check, for arguments that a user chose.  Raises: OptionError, with these options."""
+    if status == INVALID:
+        raise OptionError(last_error(), *options)
+    return check(status)
 
 
 def error_of(status: int, text: str) -> H2OError:

@@ -109,7 +109,7 @@ class Attic:
         n_heads = int(sum(group.n_layer * group.n_head_kv for group in self._groups))
 
         def mean(count: Callable[[Any], int]) -> int:
-            return int(sum(count(g) * g.n_layer * g.n_head_kv for g in self._groups) // n_heads)
+            return int(sum(count(g) * g.n_layer * g.n_head_kv for g in self._groups)) // n_heads
 
         return AtticReport(
             place=self.options.place,

@@ -230,7 +230,7 @@ class Engine:
         if self.n_past + len(todo) > self.n_ctx:
             raise ContextOverflowError(self.n_past + len(todo), self.n_ctx)
         try:
-            for start, end in self._batches(len(todo), recall):
+            for start, end in self._batches(len(todo), recall) if todo else ():
                 if cancel is not None and cancel.cancelled:
                     raise Cancelled(f"cancelled after {start} of {len(todo)} prompt tokens")
                 if recall and end == len(todo):
@@ -322,7 +322,7 @@ class Engine:
         size = self.context.n_batch
         n_last = min(n, N_TURN, size) if recall and self.attic and not self.attic.is_empty else 0
         cuts = [*range(0, n - n_last, size), n - n_last] if n_last else [*range(0, n, size)]
-        return list(zip(cuts, [*cuts[1:], n], strict=True)) if n else []
+        return list(zip(cuts, [*cuts[1:], n], strict=True))
 
     def _recall_next(self) -> None:
         if self.attic and not self.attic.is_empty:
