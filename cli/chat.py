@@ -72,7 +72,8 @@ def chat(
     """Talk to a model, for as long as you like; /help lists what it understands.
 
     Without --kv-budget 2,048 entries per KV head are kept, or what the model allows; when they are used up,
-    the policy chooses what leaves, never the system message. With stdin piped each line is a message.
+    the policy chooses what leaves, never the system message; each message fetches back what it attends to.
+    With stdin piped each line is a message.
     """
     if file == "-":
         raise OptionError("a chat reads its messages from stdin; -f must name a file", "file")

@@ -78,10 +78,11 @@ class Conversation:
                 notice(f"cut at {turn.n_written:,} tokens; /set predict N allows more")
         if turn.n_evicted and not self._has_told_eviction:
             self._has_told_eviction = True
+            attic = "; what leaves stays within reach of later messages" if kv.attic is not None else ""
             system = ", the system message among them" if self.session.pins_system else ""
             notice(
                 f"the cache is full: from now on {kv.policy} keeps {kv.budget:,} entries per KV head, "
-                f"{policies.keeps(kv.policy)}{system} (/kv shows how full it is)"
+                f"{policies.keeps(kv.policy)}{system}{attic} (/kv shows how full it is)"
             )
         if self._verbose:
             notice(f"read {speed(turn.n_read, turn.read_s)}, wrote {speed(turn.n_written, turn.write_s)}")

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Optional
 
 import typer
 
 from h2o_gguf import models
+from h2o_gguf.cli.attic import AtticFlag, LimitFlag, TypeFlag
 from h2o_gguf.cli.guard import guarded
 from h2o_gguf.cli.opening import model_path
-from h2o_gguf.cli.options import KeyType, LayerBudgetsFlag, ValueType
+from h2o_gguf.cli.options import CacheFlags, KeyType, LayerBudgetsFlag, ValueType
 from h2o_gguf.cli.render import as_flags, layer_classes, show_bytes
-from h2o_gguf.cli.weighing import BUDGET, Weight, weigh
+from h2o_gguf.cli.weighing import BUDGET, AtticWeight, Weight, weigh, weigh_attic
+from h2o_gguf.host_memory import available_bytes
 from h2o_gguf.layer_budgets import read_layer_budgets
 from h2o_gguf.models import ModelShape, Support
 
@@ -69,6 +72,9 @@ def inspect(
     ] = None,
     cache_type_k: KeyType = "f16",
     cache_type_v: ValueType = "f16",
+    attic: AtticFlag = None,
+    attic_limit: LimitFlag = None,
+    attic_type: TypeFlag = None,
     as_json: Annotated[bool, typer.Option("--json", help="Write JSON.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show tracebacks of errors.")] = False,
 ) -> None:
@@ -81,10 +87,20 @@ def inspect(
     verdict = models.support(shape)
     budgets = None if layer_budgets is None else read_layer_budgets(layer_budgets, str(path))
     weight = weigh(shape, kv_budget, ctx_size, ubatch_size, cache_type_k, cache_type_v, budgets)
+    flags = CacheFlags(
+        attic=attic, attic_limit=attic_limit, attic_type=attic_type,
+        cache_type_k=cache_type_k, cache_type_v=cache_type_v,
+    )  # fmt: skip
+    why_never = "" if verdict.can_evict else f"there is nothing to keep: {verdict.reason}"
+    loft = weigh_attic(shape, flags, why_never)
     if as_json:
-        typer.echo(json.dumps(_facts(path, shape, verdict, weight), indent=2, ensure_ascii=False))
+        facts = _facts(path, shape, verdict, weight) | {"attic": loft and asdict(loft)}
+        typer.echo(json.dumps(facts, indent=2, ensure_ascii=False))
         return
-    for name, value in _lines(path, shape, verdict, weight):
+    lines = _lines(path, shape, verdict, weight)
+    if loft is not None:
+        lines.append(_attic_line(loft))
+    for name, value in lines:
         typer.echo(f"{name:<12} {value}".rstrip())
 
 
@@ -183,6 +199,18 @@ def _lines(path: Path, shape: ModelShape, verdict: Support, weight: Weight) -> l
         )
     )
     return lines
+
+
+def _attic_line(attic: AtticWeight) -> tuple[str, str]:
+    grows = "grows in memory" if attic.place == "ram" else "grows in a file"
+    n_available = available_bytes() if attic.place == "ram" else None
+    short = ""
+    if n_available is not None and n_available < attic.limit:
+        short = f"; {show_bytes(n_available)} are available now"
+    return "attic", (
+        f"{grows} to {show_bytes(attic.limit)} at most, {attic.token_bytes:,} bytes for each evicted token: "
+        f"room for {attic.n_tokens:,}{short}"
+    )
 
 
 def _few(values: tuple[int, ...]) -> str:

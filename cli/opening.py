@@ -11,6 +11,7 @@ import typer
 
 from h2o_gguf import models, policies
 from h2o_gguf.cli.aborts import explained_aborts
+from h2o_gguf.cli.attic import attic_options
 from h2o_gguf.cli.fetching import fetch_with_bar
 from h2o_gguf.cli.flags import FromEnvironment
 from h2o_gguf.cli.leaving import leaving_at_interrupt
@@ -68,6 +69,7 @@ def open_model(model: ModelFlags, cache: CacheFlags, default_budget: int) -> H2O
     policy, budget = _policy_and_budget(cache)
     if budget is None and policy != NO_POLICY and cache.layer_budgets is None:
         budget = _default_budget(path, model, policy, default_budget)
+    attic = attic_options(cache, _why_never(path, policy))
     with leaving_at_interrupt(), explained_aborts(path):
         from h2o_gguf.llama import H2OLlama
 
@@ -86,6 +88,7 @@ def open_model(model: ModelFlags, cache: CacheFlags, default_budget: int) -> H2O
             flash_attn=_is_on(model.flash_attn),
             type_k=cache.cache_type_k,
             type_v=cache.cache_type_v,
+            **attic,
             verbose=model.verbose > 1,
         )
 
@@ -124,6 +127,14 @@ def _policy_and_budget(cache: CacheFlags) -> tuple[str, int | None]:
         notice(f"$H2O_GGUF_KV_BUDGET is {budget}, which does not count with policy none")
         budget = None
     return NO_POLICY, budget
+
+
+def _why_never(path: Path, policy: str) -> str:
+    """Why nothing is ever evicted; "" where it is."""
+    if policy == NO_POLICY:
+        return "policy none evicts nothing"
+    verdict = models.support(models.read_shape(path))
+    return "" if verdict.can_evict else f"this model cannot be evicted from ({verdict.reason})"
 
 
 def _default_budget(path: Path, model: ModelFlags, policy: str, budget: int) -> int | None:

@@ -10,6 +10,7 @@ from typing import Annotated, Optional
 
 import typer
 
+from h2o_gguf.cli.attic import AtticFlag, LimitFlag, RecallFlag, TypeFlag
 from h2o_gguf.cli.flags import mark_environment
 from h2o_gguf.models import memory
 
@@ -115,7 +116,7 @@ class ModelFlags:
 
 @dataclass(frozen=True)
 class CacheFlags:
-    """How large the KV cache is, and what leaves it."""
+    """How large the KV cache is, what leaves it, and where that stays."""
 
     kv_budget: Annotated[
         Optional[int],  # noqa: UP045
@@ -159,6 +160,10 @@ class CacheFlags:
     ] = None
     cache_type_k: KeyType = "f16"
     cache_type_v: ValueType = "f16"
+    attic: AtticFlag = None
+    attic_limit: LimitFlag = None
+    attic_type: TypeFlag = None
+    recall_every: RecallFlag = 0
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,12 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
+from h2o_gguf.attic import AtticReport
 from h2o_gguf.report import KVReport
 
 __all__ = [
     "as_flags",
+    "attic_lines",
     "bar",
     "complain",
     "evicted_line",
@@ -24,6 +26,7 @@ __all__ = [
     "show_bytes",
     "speed",
     "stderr",
+    "where",
 ]
 
 BAR_CELLS = 30
@@ -38,6 +41,11 @@ FLAGS = {
     "type_k": "--cache-type-k",
     "type_v": "--cache-type-v",
     "policy='h2o+'": "--policy h2o+",
+    "attic='ram'": "--attic ram",
+    "attic": "--attic",
+    "attic_limit": "--attic-limit",
+    "attic_type": "--attic-type",
+    "recall_every": "--recall-every",
     "flash_attn=True": "--flash-attn on",
     "flash_attn": "--flash-attn",
 }
@@ -114,7 +122,24 @@ def kv_lines(kv: KVReport) -> list[str]:
         lines.insert(1, f"layers   {layer_classes(kv.layer_budgets)}")
     if kv.policy != "none":
         lines.append(f"renumbered positions: {_times(kv.n_rebases) if kv.n_rebases else 'not yet'}")
+    if kv.attic is not None:
+        lines += attic_lines(kv.attic)
     return lines
+
+
+def attic_lines(attic: AtticReport) -> list[str]:
+    """Where evicted entries are, and what came back."""
+    dropped = f"; {attic.dropped:,} were dropped for want of space" if attic.dropped else ""
+    return [
+        f"attic    {attic.entries:,} evicted entries per KV head within reach, "
+        f"{show_bytes(attic.bytes)} of {show_bytes(attic.limit)} {where(attic)}{dropped}",
+        f"recalled {attic.recalled:,.1f} entries per KV head by the last turn",
+    ]
+
+
+def where(attic: AtticReport) -> str:
+    """The place, in words."""
+    return "on disk" if attic.place == "disk" else "in memory"
 
 
 def layer_classes(budgets: Sequence[int]) -> str:

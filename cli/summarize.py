@@ -16,7 +16,7 @@ from h2o_gguf.cli.opening import open_model, pinned_spans
 from h2o_gguf.cli.options import CacheFlags, ModelFlags, SamplingFlags
 from h2o_gguf.cli.progress import LateBar
 from h2o_gguf.cli.prompts import open_document, warn_replaced
-from h2o_gguf.cli.render import evicted_line, notice, show_bytes, speed
+from h2o_gguf.cli.render import evicted_line, notice, show_bytes, speed, where
 from h2o_gguf.cli.sampling import max_tokens, sampling_options, seed_of
 from h2o_gguf.cli.streaming import Printer
 from h2o_gguf.cli.streams import well_formed_option
@@ -74,7 +74,8 @@ def summarize(
     """Read a text of any length once, in a KV cache that never grows, and summarize it on stdout.
 
     The instruction before the text and the question after it are never evicted. Without --kv-budget 1,024
-    entries per KV head are kept, or what the model allows.
+    entries per KV head are kept, or what the model allows; what was evicted stays in the attic, and the
+    question fetches back what it attends to.
     """
     with open_document(file) as document, open_model(model, cache, BUDGET) as llm:
         from h2o_gguf import summarize as library
@@ -121,7 +122,9 @@ def summarize(
         notice(
             f"read {speed(summary.n_read, summary.read_s)}, wrote {speed(summary.n_written, summary.write_s)}"
         )
-        notice(f"{evicted_line(summary.kv)}; the KV cache takes {show_bytes(summary.kv.bytes)}")
+        kept = summary.kv.attic
+        attic = f", the attic {show_bytes(kept.bytes)} {where(kept)}" if kept is not None else ""
+        notice(f"{evicted_line(summary.kv)}; the KV cache takes {show_bytes(summary.kv.bytes)}{attic}")
         if summary.finish_reason == "length":
             say_cut(summary, summary.kv)
         if summary.finish_reason == "cancelled":

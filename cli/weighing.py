@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from h2o_gguf import models
+from h2o_gguf.attic import LIMIT
 from h2o_gguf.cache_options import CacheOptions
-from h2o_gguf.errors import BudgetError
+from h2o_gguf.cli.attic import attic_options
+from h2o_gguf.cli.options import CacheFlags
+from h2o_gguf.errors import BudgetError, OptionError
 from h2o_gguf.layer_budgets import Budgets
 from h2o_gguf.models import ModelShape
-from h2o_gguf.models.memory import pad_cells
+from h2o_gguf.models.memory import pad_cells, type_problem
 from h2o_gguf.policies import LayerBudgets
 from h2o_gguf.sizes import Sizes, plan_model_sizes
 
-__all__ = ["BUDGET", "Weight", "weigh"]
+__all__ = ["BUDGET", "AtticWeight", "Weight", "weigh", "weigh_attic"]
 
 BUDGET = 1024
 
@@ -81,6 +85,37 @@ def weigh(
         type_v=type_v,
         layer_budgets=tuple(budgets) if len(budgets) > 1 else (),
     )
+
+
+@dataclass(frozen=True)
+class AtticWeight:
+    """How far an attic grows.
+
+    limit : bytes. token_bytes : of one evicted token in all layers. n_tokens : that fit.
+    """
+
+    place: str
+    limit: int
+    type_k: str
+    type_v: str
+    token_bytes: int
+    n_tokens: int
+
+
+def weigh_attic(shape: ModelShape, cache: CacheFlags, why_never: str) -> AtticWeight | None:
+    """What the attic of these flags takes at most; None without one.
+
+    why_never : as attic_options takes it.  Raises: OptionError.
+    """
+    options = attic_options(cache, why_never)
+    if options["attic"] == "off":
+        return None
+    type_k, type_v = (cache.attic_type or own for own in (cache.cache_type_k, cache.cache_type_v))
+    if problem := type_problem(shape, type_k, type_v):
+        raise OptionError(re.sub("cache-type-[kv]", "--attic-type", problem), "attic_type")
+    limit = options["attic_limit"] or LIMIT
+    n_bytes = models.entry_bytes(shape, type_k, type_v)
+    return AtticWeight(options["attic"], limit, type_k, type_v, n_bytes, limit // n_bytes)
 
 
 def _plan(

@@ -6,7 +6,7 @@ import errno
 import os
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,15 +41,19 @@ def show(explanation: Explanation, console: Console) -> None:
         markup=False,
     )
     held = e.held() / e.n_pairs
-    heavy = np.count_nonzero(e.heavy, axis=(0, 1)) >= max(1.0, e.n_pairs / 10)
+    heavy = e.marks(np.count_nonzero(e.heavy, axis=(0, 1)))
+    recalled = e.recalled()
     lines = _lines(e.texts)
     hidden = range(N_LINES, len(lines) - N_LINES)
     for i, line in enumerate(lines):
         if i not in hidden:
-            console.print(_shaded(line, held, heavy))
+            console.print(_shaded(line, held, heavy, e.marks(recalled)))
         elif i == hidden.start:
             of_all = [token for each in lines[hidden.start : hidden.stop] for token, _ in each]
             console.print(f"{_percent(held, of_all)} ... {len(hidden):,} lines ...")
+    if recalled.any():
+        title = "entries that were evicted and fetched back (italic above), in % of the layers and heads"
+        _list(console, e, title, recalled[None, :] / e.n_pairs)
     _list(console, e, "kept entries the answer looked at, in % of its attention", e.kept)
     if e.missed is None:
         console.print(f"\nwhat a full cache would have used is not known: {e.why_not_missed}", markup=False)
@@ -97,24 +101,29 @@ def _percent(held: Shares, tokens: list[int]) -> str:
     return f"{np.mean(found):4.0%}" if found else "    "
 
 
-def _shaded(line: list[tuple[int, str]], held: Shares, heavy: NDArray[np.bool_]) -> Text:
+def _shaded(
+    line: list[tuple[int, str]], held: Shares, heavy: NDArray[np.bool_], recalled: NDArray[np.bool_]
+) -> Text:
     shaded = Text.assemble((_percent(held, [token for token, _ in line]), "dim"), " ")
     for i, part in line:
-        shaded.append(part.translate(VISIBLE), _style(held[i], heavy[i]) if i < len(held) else None)
+        shaded.append(
+            part.translate(VISIBLE), _style(held[i], heavy[i], recalled[i]) if i < len(held) else None
+        )
     shaded.rstrip()
     return shaded
 
 
-def _style(share: float, is_heavy: np.bool_) -> Style:
+def _style(share: float, is_heavy: np.bool_, is_recalled: np.bool_) -> Style:
     if share == 0:
         return Style(dim=True, strike=True)
     depth = share**0.5
     red, green, blue = (round(p + depth * (f - p)) for p, f in zip(PALE, FULL, strict=True))
     ink = "white" if depth > 0.6 else "black"
-    return Style(color=ink, bgcolor=f"rgb({red},{green},{blue})", underline=bool(is_heavy))
+    back = f"rgb({red},{green},{blue})"
+    return Style(color=ink, bgcolor=back, underline=bool(is_heavy), italic=bool(is_recalled))
 
 
-def _list(console: Console, e: Explanation, title: str, shares: NDArray[np.float32]) -> None:
+def _list(console: Console, e: Explanation, title: str, shares: NDArray[np.floating[Any]]) -> None:
     console.print(f"\n{title}", markup=False)
     mean = shares.mean(0)
     for pos in np.argsort(-mean, kind="stable")[:N_LISTED]:

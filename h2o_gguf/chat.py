@@ -275,7 +275,7 @@ class ChatSession:
             # Reading much evicts what a rollback would need.
             saved = self._llm._save_state() if self._engine.policy and len(added) > N_UNSAVED else None
             try:
-                self._engine.prefill(added, progress=progress, cancel=cancel)
+                self._engine.prefill(added, recall=True, progress=progress, cancel=cancel)
             except BaseException:
                 if not self._engine.rollback(n_before) and saved is not None:
                     self._llm._load_state(saved)

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 __all__ = ["UNBOUNDED", "Engine", "Progress", "Sampler"]
 
+OnRecall = Callable[[CacheView, int], None]  # gets the cache after the batch, and how many tokens that had
+
 # What llama_decode returns.
 DECODE_NO_ROOM = 1
 DECODE_ABORTED = 2
@@ -76,6 +78,8 @@ class Engine:
         self.is_closed = False
         self.cancelled = False  # whether the last generation was cut off by its token
         self.on_logits: Callable[[int, Logits], None] | None = None  # gets (position, rows) of every batch
+        self.on_recall: list[OnRecall] = []  # told after a batch that fetched entries back
+        self._is_recalling = False
         self._kv_bytes = kv_bytes
         self._pins: tuple[Span, ...] = ()
         self._logits: Logits | None = None  # after the last token; None when they must be computed
@@ -226,7 +230,7 @@ class Engine:
         if self.n_past + len(todo) > self.n_ctx:
             raise ContextOverflowError(self.n_past + len(todo), self.n_ctx)
         try:
-            for start, end in self._batches(len(todo), recall):
+            for start, end in self._batches(len(todo), recall) if todo else ():
                 if cancel is not None and cancel.cancelled:
                     raise Cancelled(f"cancelled after {start} of {len(todo)} prompt tokens")
                 if recall and end == len(todo):
@@ -329,6 +333,7 @@ class Engine:
     def _recall_next(self) -> None:
         if self.attic and not self.attic.is_empty:
             self.attic.recall_next(self.n_past, self._pins)
+            self._is_recalling = True
 
     def keep_budget(self) -> None:
         """Evict down to the budget, so that a cache at rest is within it."""
@@ -460,9 +465,12 @@ class Engine:
     def _evaluate(self, tokens: Sequence[int], cancel: CancelToken | None, *, all_logits: bool) -> Logits:
         """Evaluate one batch; return its logits, of the last token only unless all_logits."""
         self._logits = None
+        recalls, self._is_recalling = self._is_recalling, False
         code = self.context.decode(tokens, self.n_past, all_logits=all_logits, cancel=cancel)
         is_policys = self._evictor is not None and self._evictor.has_error
         if code == 0 and not is_policys:
+            if recalls:
+                self._tell_recall(len(tokens))
             return self.context.logits(len(tokens) if all_logits else 1)
         reason = room_failure() if code == DECODE_NO_VICTIMS and not is_policys else ""
         self._settle()
@@ -477,6 +485,12 @@ class Engine:
         raise NativeError(
             f"llama_decode returned {code} for {len(tokens)} tokens at position {self.n_past}", code
         )
+
+    def _tell_recall(self, n_tokens: int) -> None:
+        view = self.view() if self.on_recall else None
+        if view is not None:
+            for listener in self.on_recall:
+                listener(view, n_tokens)
 
     def _raise_policy_error(self) -> None:
         if self._evictor is not None:

@@ -198,7 +198,7 @@ class H2OLlama(LowLevel, Completions, Sessions, high.Llama):  # type: ignore[mis
         if layer_budgets is not None:
             budgets = read_layer_budgets(layer_budgets, self.model_path)
             cache_options = replace(cache_options, layer_budgets=budgets)
-        sizes = self._sizes(cache_options, shape, is_bounded=embedding)
+        sizes = self._sizes(cache_options, shape, is_bounded=embedding, has_attic=attic != "off")
         kept_as = None if attic_type is None else int(attic_type)
         attic_options = AtticOptions(attic, attic_limit or LIMIT, kept_as, recall_every)
         self._no_engine = self._why_no_engine(shape, embedding, model_options.params.vocab_only)
@@ -245,7 +245,7 @@ class H2OLlama(LowLevel, Completions, Sessions, high.Llama):  # type: ignore[mis
         hint = "embed texts with embedding=True, or use another model"
         return f"this is a {shape.architecture!r} model: {reason}; {hint}" if reason else ""
 
-    def _sizes(self, options: CacheOptions, shape: Any, *, is_bounded: bool) -> Sizes:
+    def _sizes(self, options: CacheOptions, shape: Any, *, is_bounded: bool, has_attic: bool) -> Sizes:
         """The sizes; a model that cannot be evicted from is refused only if eviction was asked for."""
         if is_bounded:
             return plan_sizes(
@@ -254,7 +254,7 @@ class H2OLlama(LowLevel, Completions, Sessions, high.Llama):  # type: ignore[mis
         try:
             return plan_model_sizes(options, shape)
         except UnsupportedModelError as error:
-            if not options.is_default:
+            if has_attic or not options.is_default:
                 raise
             logger.warning("%s: nothing will be evicted: %s", self.model_path, error.reason)
         plain = CacheOptions(None, n_ctx=options.n_ctx, n_batch=options.n_batch, n_ubatch=options.n_ubatch)

@@ -117,7 +117,7 @@ def summarize(
         if reading.n_tokens == 0:
             raise OptionError(f"{document.name!r} is empty: there is nothing to read", "file")
         engine.pins = [(0, len(first)), (engine.n_past, engine.n_past + len(last)), *pin]
-        engine.prefill(last, cancel=token)
+        engine.prefill(last, recall=True, cancel=token)
         reading.end()
         n_read, read_s = engine.n_past, reading.seconds
         reply, start_s = Reply(), time.perf_counter()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from h2o_gguf.models.catalog import DEFAULT_MODEL, list_models, path, remove, resolve
 from h2o_gguf.models.download import FetchError, fetch
 from h2o_gguf.models.header import Header, read_header
-from h2o_gguf.models.memory import kv_bytes, memory_bytes, query_bytes
+from h2o_gguf.models.memory import entry_bytes, kv_bytes, memory_bytes, query_bytes
 from h2o_gguf.models.shape import ModelShape, read_shape, shape_of
 from h2o_gguf.models.support import Support, cannot_generate, require_support, support
 
@@ -16,6 +16,7 @@ __all__ = [
     "ModelShape",
     "Support",
     "cannot_generate",
+    "entry_bytes",
     "fetch",
     "kv_bytes",
     "list_models",

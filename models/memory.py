@@ -15,6 +15,7 @@ __all__ = [
     "CELL_PAD",
     "MAX_CELLS",
     "MemoryBytes",
+    "entry_bytes",
     "kv_bytes",
     "memory_bytes",
     "pad_cells",
@@ -125,6 +126,12 @@ def memory_bytes(
         n_cells=cells,
         n_cells_window=window if shape.memory in SPLIT else 0,
     )
+
+
+def entry_bytes(shape: ModelShape, type_k: str = "f16", type_v: str = "f16") -> int:
+    """Bytes of one token's K and V in the layers that are evicted from; the types must fit the heads."""
+    widths = [_width(shape, il) for il in _split(shape)[0]]
+    return sum(_row_bytes(type_k, k) + _row_bytes(type_v, v) for k, v in widths)
 
 
 def query_bytes(shape: ModelShape, n_observed: int) -> int:

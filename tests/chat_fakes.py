@@ -60,6 +60,7 @@ class FakeEngine:
         self.n_exact = n_exact
         self.n_ctx = n_ctx
         self.cancel_at: int | None = None
+        self.recalls: list[tuple[int, int, bool]] = []  # of each prefill: where it began, tokens, recall
         self._replies = iter(replies)
 
     @property
@@ -86,10 +87,13 @@ class FakeEngine:
             self.reset()
             kept = 0
         self.pins = list(pins or [])
-        self.prefill(tokens[kept:], progress=progress, cancel=cancel)
+        self.prefill(tokens[kept:], recall=True, progress=progress, cancel=cancel)
         return kept
 
-    def prefill(self, tokens: Sequence[int], *, progress: Any = None, cancel: Any = None) -> None:
+    def prefill(
+        self, tokens: Sequence[int], *, recall: bool = False, progress: Any = None, cancel: Any = None
+    ) -> None:
+        self.recalls.append((self.n_past, len(tokens), recall))
         if self.n_past + len(tokens) > self.n_ctx:
             raise ContextOverflowError(self.n_past + len(tokens), self.n_ctx)
         for i, token in enumerate(tokens):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from h2o_gguf.explain import HELD, Explanation
 
@@ -30,3 +31,14 @@ def explanation(texts: Sequence[str], n_answer: int = 4, *, seed: int = 0, **cha
         missed_by_head=by_head[1] / 5,
     )  # fmt: skip
     return Explanation(**(facts | changes))
+
+
+def gaps_of(left: NDArray[np.int32], *, seed: int = 0) -> NDArray[np.int32]:
+    """Two absences of some entries, and one of others, before they left for good, if they did."""
+    rng = np.random.default_rng(seed)
+    rows = []
+    for row, head, pos in np.argwhere(rng.random(left.shape) < 0.15):
+        n_last = min(int(left[row, head, pos]), left.shape[-1])
+        times = np.sort(rng.integers(pos + 1, n_last + 1, 4)) if n_last > pos else []
+        rows += [(row, head, pos, a, b) for a, b in zip(times[::2], times[1::2], strict=True)]
+    return np.array(rows[1:], np.int32)  # of the first entry only the second

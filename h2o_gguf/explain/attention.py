@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from h2o_gguf.attic import Attic
 from h2o_gguf.cancel import CancelToken
 from h2o_gguf.context import Context
 from h2o_gguf.errors import Cancelled, NativeError
+from h2o_gguf.explain.history import History, Recall
 from h2o_gguf.host_memory import require_bytes
 from h2o_gguf.models.memory import pad_cells
 from h2o_gguf.protocols import Progress
@@ -45,7 +47,7 @@ def glances(
     llm: Any,
     tokens: Sequence[int],
     queries: range,
-    left: NDArray[np.int32] | None,
+    history: History | None,
     *,
     progress: Progress | None = None,
     cancel: CancelToken | None = None,
@@ -53,34 +55,49 @@ def glances(
     """Read tokens up to the last query, and yield where each query looked.
 
     llm : H2OLlama; its own sequence stays as it is. queries : positions, consecutive.
-    left : int32[n_layer, n_head_kv, n_tokens], how many tokens had been read when each entry left, which it
-        does here at the same point; None: nothing ever leaves.
+    history : entries leave here when they left there, and are fetched back by the same tokens, which may
+        choose a few others where two are attended to alike; None: nothing ever leaves.
 
     Raises: Cancelled; OutOfMemoryError; NativeError.
     """
     own = llm.engine.cache.info
     # A sliding window and a batch must fit, however short the text.
     n_cells = pad_cells(max(len(tokens), llm.engine.context.n_swa + llm.context_params.n_ubatch))
-    if left is not None:
+    evictions: dict[int, int] = {}
+    recalls: dict[int, Recall] = {}
+    if history is not None:
         n_cells = min(n_cells, own.n_cells + pad_cells(llm.engine.context.n_batch))
-    stops = sorted({int(n) for n in np.unique(left)} if left is not None else set())
+        evictions = history.evictions()
+        recalls = {recall.start: recall for recall in history.recalls if recall.end > recall.start}
+    stops = sorted({*evictions, *recalls})
     with _spare_cache(llm, n_cells) as (context, cache):
         n_past, shift = 0, 0  # shift : between positions and those the keys are rotated to
+        attic = Attic([cache], llm.engine.policy, llm.engine.attic.options) if recalls else None
         while n_past < queries.stop:
-            if left is not None:
-                _evict(cache, left, n_past)
-            ends = [n_past + context.n_batch, queries.stop, *(n for n in stops if n > n_past)]
-            end = n_past + 1 if n_past in queries else min(*ends, max(queries.start, n_past + 1))
-            if end - shift > own.n_pos_max and left is not None:
+            if history is not None and n_past in evictions:
+                _evict(cache, history.leaves(n_past), evictions[n_past])
+            end = _batch_end(n_past, context.n_batch, queries, stops)
+            if attic is not None and n_past in recalls:
+                end = min(recalls[n_past].end, max(n_past, queries.start) + 1)
+                attic.recall_next(n_past, recalls[n_past].pins)
+            if end - shift > own.n_pos_max and history is not None:
                 cache.rebase()
                 shift = n_past - cache.used()
             _decode(context, tokens[n_past:end], n_past, cancel)
-            if n_past in queries:
+            if end - 1 in queries:
                 view = cache.view()
-                yield Glance(n_past, view.pos.copy(), view.scores.copy())
+                yield Glance(end - 1, view.pos.copy(), view.scores.copy())
             n_past = end
             if progress is not None:
                 progress(n_past, queries.stop)
+
+
+def _batch_end(n_past: int, n_batch: int, queries: range, stops: Sequence[int]) -> int:
+    """Where a batch that begins at n_past ends: queries come alone, and at a stop something happens first."""
+    if n_past in queries:
+        return n_past + 1
+    following = next((n for n in stops if n > n_past), queries.start)
+    return min(n_past + n_batch, following, queries.start)
 
 
 @contextmanager
@@ -102,15 +119,12 @@ def _spare_cache(llm: Any, n_cells: int) -> Iterator[tuple[Context, Any]]:
         yield context, cache
 
 
-def _evict(cache: Any, left: NDArray[np.int32], n_past: int) -> None:
-    """Evict the entries that left when n_past tokens had been read."""
-    if not (left == n_past).any():
-        return
+def _evict(cache: Any, leaves: NDArray[np.int64], n: int) -> None:
+    """Evict the n entries of each head that leave first."""
     pos = cache.pos
-    when = np.take_along_axis(left, np.maximum(pos, 0).astype(np.int64), axis=-1)
-    goes = (when == n_past) & (pos >= 0)
-    n = int(np.count_nonzero(goes[0, 0]))  # the same in every layer and head
-    cache.evict(np.nonzero(goes)[2].reshape(*pos.shape[:2], n).astype(np.int32))
+    when = np.take_along_axis(leaves, np.maximum(pos, 0).astype(np.int64), axis=-1)
+    order = np.lexsort((when, pos < 0), axis=-1)
+    cache.evict(order[..., :n].astype(np.int32))
 
 
 def _decode(context: Context, tokens: Sequence[int], n_past: int, cancel: CancelToken | None) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +15,17 @@ from h2o_gguf.cancel import CancelToken
 from h2o_gguf.errors import Cancelled, H2OError, OptionError
 from h2o_gguf.eviction import Span
 from h2o_gguf.explain.attention import Glance, full_cache_cells, glances
+from h2o_gguf.explain.history import History, no_gaps
 from h2o_gguf.explain.recording import Recording
 from h2o_gguf.policies import Policy
 from h2o_gguf.protocols import Progress
 from h2o_gguf.text import readable
 from h2o_gguf.view import CacheView
 
-__all__ = ["HEAVY_SHARE", "Explanation", "explain_reply", "heavy_hitters", "token_texts"]
+__all__ = ["HEAVY_SHARE", "MARKED_SHARE", "Explanation", "explain_reply", "heavy_hitters", "token_texts"]
 
 HEAVY_SHARE = 0.1
+MARKED_SHARE = 0.1  # of layers and heads, for a token to be marked as what its entries are there
 Shares = NDArray[np.float32]
 
 
@@ -34,7 +36,7 @@ class Explanation:
     texts : of every token, n_shown; joined they are the text. A token that does not complete a character has
         none. n_past : tokens that were read; the last of an answer may not have been.
     n_prompt : where the answer begins.
-    left : int32[n_layer, n_head_kv, n_past], tokens that had been read when the entry left, or HELD.
+    left, gaps : as in History.
     heavy : bool of the same shape: held, no sink, not pinned or recent, and among the HEAVY_SHARE of those
         with the highest scores in its layer and head.
     kept : float32[n_answer, n_past], where the query that chose each token of the answer looked: shares of
@@ -61,6 +63,7 @@ class Explanation:
     kept_by_head: Shares
     missed_by_head: Shares | None
     why_not_missed: str = ""
+    gaps: NDArray[np.int32] = field(default_factory=no_gaps)
 
     @property
     def n_pairs(self) -> int:
@@ -69,9 +72,21 @@ class Explanation:
 
     def held(self, n_read: int | None = None) -> NDArray[np.int64]:
         """In how many layers and heads each token was held after n_read tokens (None: now): int[n_past]."""
-        n_read = self.n_past if n_read is None else n_read
-        counts: NDArray[np.int64] = np.count_nonzero(self.left > n_read, axis=(0, 1))
-        counts[n_read:] = 0
+        return self._counts(History.held, n_read)
+
+    def recalled(self, n_read: int | None = None) -> NDArray[np.int64]:
+        """In how many of them it had been evicted before, and was fetched back: int[n_past]."""
+        return self._counts(History.recalled, n_read)
+
+    def marks(self, counts: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which tokens are shown as what they are in so many of them: bool[n_past]."""
+        return counts >= max(1.0, MARKED_SHARE * self.n_pairs)
+
+    def _counts(
+        self, which: Callable[[History, int], NDArray[np.bool_]], n_read: int | None
+    ) -> NDArray[np.int64]:
+        marks = which(History(self.left, self.gaps), self.n_past if n_read is None else n_read)
+        counts: NDArray[np.int64] = np.count_nonzero(marks, axis=(0, 1))
         return counts
 
     def html(self) -> str:
@@ -117,7 +132,7 @@ def explain_reply(
             raise OptionError("there is no answer to explain: ask something first or anew", "reply")
         if engine.tokens[: len(tokens)] != tokens[: engine.n_past] or min(tokens) < 0:
             raise OptionError("the answer is not the end of what the cache holds: ask again first", "reply")
-        left = recording.departures()
+        history = recording.history()
         view: CacheView = engine.view()
         queries = range(n_prompt - 1, n_prompt - 1 + len(reply))
         n_full = full_cache_cells(llm, queries.stop)
@@ -127,15 +142,15 @@ def explain_reply(
         def report(n_before: int) -> Progress:
             return lambda n, _: progress(n_before + n, n_total) if progress is not None else None
 
-        def replay(of: NDArray[np.int32] | None, n_before: int) -> tuple[Shares, Shares]:
-            rows, by_head = [], np.zeros(left.shape, np.float32)
+        def replay(of: History | None, n_before: int) -> tuple[Shares, Shares]:
+            rows, by_head = [], np.zeros(history.left.shape, np.float32)
             for glance in glances(llm, tokens, queries, of, progress=report(n_before), cancel=token):
-                shares = _shares(glance, engine.n_past, left if of is None else None)
+                shares = _shares(glance, engine.n_past, history if of is None else None)
                 rows.append(shares.mean((0, 1)))
                 by_head += shares / len(queries)
             return np.stack(rows), by_head
 
-        kept, kept_by_head = replay(left, 0)
+        kept, kept_by_head = replay(history, 0)
         missed, missed_by_head, why_not = None, None, ""
         if not n_full:
             n_train = engine.context.n_ctx_train
@@ -160,7 +175,8 @@ def explain_reply(
             texts=token_texts(engine.context.vocab, tokens),
             n_past=engine.n_past,
             n_prompt=n_prompt,
-            left=left,
+            left=history.left,
+            gaps=history.gaps,
             heavy=heavy_hitters(view, policy),
             kept=kept,
             missed=missed,
@@ -194,15 +210,15 @@ def token_texts(vocab: Any, tokens: Sequence[int]) -> tuple[str, ...]:
     return tuple(decoder.decode(vocab.piece(t, special=True), i == last) for i, t in enumerate(tokens))
 
 
-def _shares(glance: Glance, n_past: int, left: NDArray[np.int32] | None) -> Shares:
+def _shares(glance: Glance, n_past: int, history: History | None) -> Shares:
     """Shares of each head's attention by position: float32[n_layer, n_head_kv, n_past].
 
-    left : only what a query at this position could not see any more.
+    history : only what a query at this position could not see any more.
     """
     row, head, cell = np.nonzero(glance.pos >= 0)
     shares = np.zeros((*glance.pos.shape[:2], n_past), np.float32)
     total = np.maximum(glance.mass.sum(-1), np.finfo(np.float32).tiny)
     shares[row, head, glance.pos[row, head, cell]] = glance.mass[row, head, cell] / total[row, head]
-    if left is not None:
-        shares[left > glance.query] = 0
+    if history is not None:
+        shares[~history.gone(glance.query)] = 0
     return shares

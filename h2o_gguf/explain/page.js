@@ -15,6 +15,14 @@
   };
   // left[pair * nPast + position] : which of the events took the entry; their number where none did
   const left = new (data.leftBytes === 2 ? Uint16Array : Uint32Array)(await unpacked(data.left));
+  // for each entry that was away and came back: [when it left, when it came back], oldest first
+  const gaps = new Map();
+  const gapRows = new Int32Array(await unpacked(data.gaps));
+  for (let i = 0; i < gapRows.length; i += 5) {
+    const [row, head, position, gone, back] = gapRows.subarray(i, i + 5);
+    const entry = (row * nHead + head) * nPast + position;
+    gaps.set(entry, [...(gaps.get(entry) ?? []), [gone, back]]);
+  }
   const heavyBits = data.heavy === null ? null : new Uint8Array(await unpacked(data.heavy));
   const heavyRow = Math.ceil(nPast / 8);
 
@@ -73,7 +81,7 @@
   const READ = 0, GONE = 1, UNREAD = 2;
   const shares = new Float32Array(nText).fill(-1);
   const states = new Uint8Array(nText).fill(255);
-  let pairs = [], counts = new Uint32Array(nPast), nRead = nPast;
+  let pairs = [], counts = new Uint32Array(nPast), recalls = new Uint32Array(nPast), nRead = nPast;
 
   const shade = () => {
     nRead = Number($("time").value);
@@ -84,6 +92,15 @@
       const start = pair * nPast;
       for (let i = 0; i < nRead; i++) if (left[start + i] >= code) counts[i]++;
     }
+    recalls.fill(0);
+    const chosen = new Set(pairs);
+    for (const [entry, times] of gaps) {
+      const i = entry % nPast;
+      if (i >= nRead || left[entry] < code || !chosen.has((entry - i) / nPast)) continue;
+      if (times.some(([gone, back]) => gone <= nRead && nRead < back)) counts[i]--;
+      else if (times.some(([, back]) => back <= nRead)) recalls[i]++;
+    }
+    const least = leastMarked();
     for (let i = 0; i < nText; i++) {
       const share = i < nRead ? counts[i] / pairs.length : 0;
       const state = i >= nRead ? UNREAD : share === 0 ? GONE : READ;
@@ -96,11 +113,17 @@
         spans[i].classList.toggle("gone", state === GONE);
         spans[i].classList.toggle("unread", state === UNREAD);
       }
+      const isRecalled = i < nPast && recalls[i] >= least;
+      spans[i].classList.toggle("recalled", isRecalled);
+      if (isRecalled) spans[i].title = `recalled in ${number(recalls[i])} of ${number(pairs.length)}`;
+      else spans[i].removeAttribute("title");
     }
   };
 
+  const leastMarked = () => Math.max(1, data.markedShare * pairs.length);
+
   const markHeavy = () => {
-    const least = Math.max(1, data.heavyShare * pairs.length);
+    const least = leastMarked();
     for (let i = 0; i < nText; i++) {
       let n = 0;
       for (const pair of pairs) n += isHeavy(pair, i);
@@ -140,6 +163,7 @@
     const facts = [`position ${number(i)}`];
     if (i >= nRead) facts.push("not read yet");
     else facts.push(`held in ${number(counts[i])} of ${number(pairs.length)}`);
+    if (i < nRead && recalls[i]) facts.push(`recalled in ${number(recalls[i])}`);
     const nHeavy = pairs.reduce((n, pair) => n + isHeavy(pair, i), 0);
     if (nHeavy) facts.push(`heavy hitter in ${number(nHeavy)}`);
     $("token").replaceChildren(element("bdi", nameOf(i)), ` ${[...facts, ...kindsOf(i)].join(", ")}`);
@@ -149,9 +173,12 @@
       line.append(element("th", data.layers[row]));
       for (let head = 0; head < nHead; head++) {
         const when = whenLeft(row, head, i);
+        const away = gaps.get((row * nHead + head) * nPast + i) ?? [];
         const cell = element("td", "", `layer ${data.layers[row]}, KV head ${head}: ` +
+          away.map(([gone, back]) => `left after ${number(gone)} and came back after ${number(back)} tokens, `).join("") +
           (when === null ? "held to the end" : `left after ${number(when)} tokens`));
-        if (i < nRead && (when === null || when > nRead)) cell.className = "held";
+        const isAway = away.some(([gone, back]) => gone <= nRead && nRead < back);
+        if (i < nRead && (when === null || when > nRead) && !isAway) cell.className = "held";
         line.append(cell);
       }
       rows.append(line);
@@ -228,7 +255,8 @@
   $("time").value = nPast;
   $("facts").textContent =
     `${data.policy}, budget ${number(data.budget)} entries per KV head, ${number(nPast)} tokens read, ` +
-    `${number(nLayer)} layers of ${number(nHead)} KV heads, ${number(events.length)} evictions. ` +
+    `${number(nLayer)} layers of ${number(nHead)} KV heads, ${number(data.nEvictions)} evictions` +
+    `${data.nRecalls ? `, ${number(data.nRecalls)} recalls` : ""}. ` +
     "Layers with a sliding window of their own are not shown.";
   for (const rule of [
     "The darker a token, the more of the chosen layers and KV heads held its entry after that many tokens.",
@@ -236,7 +264,11 @@
       ? "There are no heavy hitters: this policy asks for no scores."
       : "Underlined: heavy hitters. In each layer and KV head these are, of the entries held at the end that are " +
         `no sinks, not pinned and not recent, the ${100 * data.heavyShare} % with the highest scores (attention ` +
-        `received); a token is underlined if it is one in ${100 * data.heavyShare} % of those chosen or more.`,
+        `received); a token is underlined if it is one in ${100 * data.markedShare} % of those chosen or more.`,
+    ...(data.nRecalls === 0 ? [] : [
+      "Underlined with a wave: recalled. An entry that had been evicted was fetched back from the attic, since the tokens " +
+        `read then attended to it; a token is marked if that is so in ${100 * data.markedShare} % of those chosen or more.`,
+    ]),
     "What a token of the answer looked at is the attention of the query that chose it, as the mean of the " +
       "shares in each layer and head. Both lists come from reading the same tokens again, once with the same evictions and " +
       "once with a full cache.",

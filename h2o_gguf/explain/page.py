@@ -13,8 +13,8 @@ import numpy as np
 from jinja2 import Environment
 from numpy.typing import NDArray
 
-from h2o_gguf.explain.explanation import HEAVY_SHARE, Explanation, Shares
-from h2o_gguf.explain.recording import HELD
+from h2o_gguf.explain.explanation import HEAVY_SHARE, MARKED_SHARE, Explanation, Shares
+from h2o_gguf.explain.history import HELD
 
 __all__ = ["N_LISTED", "render", "strongest"]
 
@@ -41,7 +41,7 @@ def render(explanation: Explanation) -> str:
 def page_data(explanation: Explanation) -> dict[str, Any]:
     """What the script reads."""
     e = explanation
-    events, codes = _codes(e.left)
+    events, codes = _codes(e.left, e.gaps)
     n_answer = len(e.texts) - e.n_prompt
     return {
         "model": e.model,
@@ -59,6 +59,10 @@ def page_data(explanation: Explanation) -> dict[str, Any]:
         "events": events,
         "left": _packed(codes),
         "leftBytes": codes.itemsize,
+        "gaps": _packed(e.gaps.astype("<i4")),
+        "nEvictions": len(np.unique(np.concatenate([e.left[e.left != HELD], e.gaps[:, 3]]))),
+        "nRecalls": len(np.unique(e.gaps[:, 4])),
+        "markedShare": MARKED_SHARE,
         "heavy": _packed(np.packbits(e.heavy, axis=-1)) if e.has_scores else None,
         "heavyShare": HEAVY_SHARE,
         "kept": _lists(e.kept, e.kept_by_head),
@@ -93,9 +97,11 @@ def strongest(row: Shares) -> list[tuple[int, float]]:
     return [(int(p), round(float(row[p]), N_DIGITS)) for p in order if row[p] >= 10.0**-N_DIGITS]
 
 
-def _codes(left: NDArray[np.int32]) -> tuple[list[int], NDArray[Any]]:
-    """The times something left, and for each entry which of them it was; their number for what is held."""
-    events = np.unique(left[left != HELD])
+def _codes(left: NDArray[np.int32], gaps: NDArray[np.int32]) -> tuple[list[int], NDArray[Any]]:
+    """The times something left or came back, and at which of them each entry left for good; their number for
+    what is held.
+    """
+    events = np.unique(np.concatenate([left[left != HELD], gaps[:, 3], gaps[:, 4]]))
     codes = np.searchsorted(events, left)
     return events.tolist(), codes.astype("<u2" if len(events) < 1 << 16 else "<u4")
 

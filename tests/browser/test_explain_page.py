@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from explain_fakes import explanation
+from explain_fakes import explanation, gaps_of
 
 from h2o_gguf.explain import HELD, Explanation
 from h2o_gguf.explain.page import N_LISTED
@@ -158,6 +158,39 @@ def test_a_token_says_where_it_is_held_and_when_it_left(page: Open) -> None:
     assert "recent at the end" in shown.token(312)
     assert "not read yet" in shown.token(319) and "answer" in shown.token(319)
     assert shown.token(3, "pointerover") == shown.token(319)  # a click keeps it
+
+
+def test_recalled_tokens_are_marked_over_time(page: Open) -> None:
+    left = explanation(WORDS).left
+    e = explanation(WORDS, gaps=gaps_of(left))
+    shown = page(e)
+    n_marked = 0
+    for n_read in (40, 160, 250, 319):
+        shown.set("time", n_read)
+        assert shown.shares() == pytest.approx([*e.held(n_read) / 6, 0], abs=1e-3)
+        counts = e.recalled(n_read)
+        marked = np.flatnonzero(counts >= 1).tolist()  # a tenth of six is less than one
+        assert shown.marked("recalled") == marked
+        titles = shown.run("return [...document.querySelectorAll('#text .recalled')].map((t) => t.title)")
+        assert titles == [f"recalled in {counts[p]} of 6" for p in marked]
+        n_marked += len(marked)
+    assert n_marked > 20
+    p = int(counts.argmax())
+    assert f"recalled in {counts[p]}" in shown.token(p)
+    row, head, _, gone, back = next(gap for gap in e.gaps.tolist() if gap[2] == p)
+    title = shown.run("return document.querySelectorAll('#grid td')[arguments[0]].title", 2 * row + head)
+    assert f"left after {gone} and came back after {back} tokens, " in title
+    shown.set("layer", 1)
+    shown.set("head", 0)
+    back_there = {gap[2] for gap in e.gaps.tolist() if gap[:2] == [1, 0] and gap[4] <= 319}
+    assert set(shown.marked("recalled")) == {q for q in back_there if e.left[1, 0, q] == HELD}
+    assert "from the attic" in shown.run("return document.querySelector('#legend .recalled').title")
+    assert f", {len(np.unique(e.gaps[:, 4]))} recalls" in shown.said("facts")
+
+
+def test_where_nothing_came_back_nothing_is_said_of_it(page: Open) -> None:
+    shown = page(explanation(WORDS))
+    assert not shown.marked("recalled") and "recall" not in shown.said("rules") + shown.said("facts")
 
 
 def test_a_token_of_the_answer_shows_what_it_looked_at_and_what_it_missed(page: Open) -> None:

@@ -38,6 +38,16 @@ def test_the_view_goes_to_stdout_without_colours(cli: RunCli, model: Path, text:
     assert re.search(r"evicted entries a full cache would have used, \d+\.\d% of its attention", done.stdout)
 
 
+def test_what_the_question_fetched_back_is_listed_unless_there_is_no_attic(
+    cli: RunCli, model: Path, text: Path
+) -> None:
+    arguments = ("explain", model, "-f", text, "-p", "What does line 3 say?", *SMALL)
+    title = "entries that were evicted and fetched back"
+    assert re.search(rf"{title}.*\n +\d+\.\d\d% ", cli(*arguments).stdout)
+    without = cli(*arguments, "--attic", "off")
+    assert without.returncode == 0 and title not in without.stdout
+
+
 def test_a_page_is_written_and_the_answer_alone_goes_to_stdout(
     cli: RunCli, model: Path, text: Path, home: Path
 ) -> None:

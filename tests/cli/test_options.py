@@ -55,6 +55,10 @@ FLAGS = {
     "policy": ("--policy", "--policy", "H2O_GGUF_POLICY"),
     "sink": ("--kv-evict-sink", "--kv-evict-sink", None),
     "window": ("--kv-evict-window", "--kv-evict-window", None),
+    "attic": ("--attic", "--attic", "H2O_GGUF_ATTIC"),
+    "attic_limit": ("--attic-limit", "--attic-limit", "H2O_GGUF_ATTIC_LIMIT"),
+    "attic_type": ("--attic-type", "--attic-type", "H2O_GGUF_ATTIC_TYPE"),
+    "recall_every": ("--recall-every", "--recall-every", "H2O_GGUF_RECALL_EVERY"),
     "verbose": ("-v", "--verbose", None),
 }
 

@@ -14,7 +14,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+from harness import random_tokens
 from llama_harness import english, model_path, open_llama, open_tiny
 
 from h2o_gguf.errors import BudgetError, StateFileError
@@ -334,3 +336,29 @@ def test_a_model_file_that_is_gone_does_not_matter_to_a_loaded_model(tmp_path: P
     with open_tiny("llama", tmp_path, kv_budget=64) as again:
         again.load_state(state)
         assert go_on(again, 8) == expected
+
+
+def test_a_session_keeps_its_attic_where_there_is_one(tmp_path: Path) -> None:
+    options = {"policy": "h2o", "kv_budget": 40, "n_batch": 16, "kv_block": 8}
+    with open_tiny("llama", tmp_path, **options, attic="ram") as llm:
+        llm.engine.prefill(random_tokens(150))
+        llm.engine.prefill(random_tokens(12, 1), recall=True)
+        state, kept = llm.save_state(), llm.engine.report().attic
+        llm.engine.prefill(random_tokens(12, 2), recall=True)
+        pos = np.sort(llm.engine.cache.pos, axis=-1)
+    assert kept.entries == 122
+    with open_tiny("llama", tmp_path, **options, attic="ram") as llm:
+        llm.load_state(state)
+        assert (llm.engine.report().attic.entries, llm.engine.report().attic.bytes) == (122, kept.bytes)
+        llm.engine.prefill(random_tokens(12, 2), recall=True)
+        np.testing.assert_array_equal(np.sort(llm.engine.cache.pos, axis=-1), pos)
+    with open_tiny("llama", tmp_path, **options) as llm:
+        llm.load_state(state)
+        assert llm.engine.report().attic is None and llm.engine.report().evicted == 122
+        llm.engine.prefill(random_tokens(12, 2), recall=True)
+        without = llm.save_state()
+    with open_tiny("llama", tmp_path, **options, attic="ram") as llm:
+        llm.load_state(without)
+        assert llm.engine.report().attic.entries == 0 and llm.engine.report().evicted == 134
+        llm.engine.prefill(random_tokens(12, 3), recall=True)
+        assert llm.engine.report().attic.entries == 12

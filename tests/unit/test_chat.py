@@ -384,3 +384,13 @@ def test_equal_seeds_draw_equal_numbers(monkeypatch: pytest.MonkeyPatch) -> None
         seen.append(seeds)
     assert seen[0] == seen[1] != seen[2]
     assert seen[0][0] != seen[0][1]
+
+
+def test_every_message_recalls() -> None:
+    llm = FakeLlama("one", "two", "three", "four")
+    session = ChatSession(llm)
+    for turn in (session.ask("Hello"), session.ask("Again"), session.regenerate()):
+        list(turn)
+    session.clear()
+    list(session.ask("Anew"))
+    assert len(llm.engine.recalls) == 4 and all(recall for _, _, recall in llm.engine.recalls)

@@ -319,3 +319,10 @@ def test_a_session_taken_over_goes_on_with_its_own_logits() -> None:
     e.adopt([1, 2, 3], context.logits(1)[0])
     assert e.sync([1, 2, 3]) == 3 and context.batches == []
     assert take(e, 1) == [context.expected([1, 2, 3])]
+
+
+def test_reading_nothing_changes_nothing() -> None:
+    e, context, _ = evicting()
+    e.prefill([1, 2, 3])
+    e.prefill([], recall=True)
+    assert e.tokens == [1, 2, 3] and context.seen == [1, 2, 3]

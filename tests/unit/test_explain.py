@@ -63,7 +63,7 @@ def test_departures_are_those_of_a_record_of_every_batch(policy: str, tmp_path: 
         recorded, seen = Recording(llm.engine), LastSeen(llm.engine.cache)
         for n, seed in ((150, 0), (3, 1), (70, 2)):
             llm.engine.prefill(random_tokens(n, seed))
-        left = recorded.departures()
+        left = recorded.history().left
         assert left.shape == (2, 2, 223) and np.unique(left).size > 5
         np.testing.assert_array_equal(left, seen.departures(223))
         assert (left == HELD).sum(-1).tolist() == [[40, 40], [40, 40]]
@@ -78,23 +78,23 @@ def test_departures_stay_true_through_rollback_and_reset(tmp_path: Path) -> None
         llm.engine.prefill(random_tokens(100, 1))
         assert llm.engine.rollback(95)
         llm.engine.prefill(random_tokens(30, 2))
-        np.testing.assert_array_equal(recorded.departures(), seen.departures(125))
+        np.testing.assert_array_equal(recorded.history().left, seen.departures(125))
 
 
 def test_departures_of_a_restored_sequence_are_its_own(tmp_path: Path) -> None:
     with open_tiny("llama", tmp_path, policy="h2o", kv_budget=40, n_batch=16, kv_block=8) as llm:
         recorded = Recording(llm.engine)
         llm.engine.prefill(random_tokens(100))
-        before, state = recorded.departures(), llm.save_state()
+        before, state = recorded.history().left, llm.save_state()
         llm.engine.prefill(random_tokens(100, 1))
         llm.load_state(state)
-        np.testing.assert_array_equal(recorded.departures(), before)
+        np.testing.assert_array_equal(recorded.history().left, before)
 
 
 def test_what_left_before_the_recording_left_at_its_beginning(tmp_path: Path) -> None:
     with open_tiny("llama", tmp_path, policy="h2o", kv_budget=40, n_batch=16, kv_block=8) as llm:
         llm.engine.prefill(random_tokens(100))
-        left = Recording(llm.engine).departures()
+        left = Recording(llm.engine).history().left
         assert set(np.unique(left).tolist()) == {100, HELD}
         assert (left == 100).sum(-1).tolist() == [[60, 60], [60, 60]]
 
@@ -107,11 +107,11 @@ def test_a_sequence_too_long_to_record_is_refused_until_a_new_one_begins(
         recorded = Recording(llm.engine)
         llm.engine.prefill(random_tokens(200))
         with pytest.raises(OptionError, match="has 200 tokens, and what left is recorded for 150"):
-            recorded.departures()
+            recorded.history()
         llm.engine.reset()
         seen = LastSeen(llm.engine.cache)
         llm.engine.prefill(random_tokens(120, 1))
-        np.testing.assert_array_equal(recorded.departures(), seen.departures(120))
+        np.testing.assert_array_equal(recorded.history().left, seen.departures(120))
 
 
 @pytest.mark.parametrize(("n_most", "n_said"), [(60, r"\d{3}"), (150, r"1[5-9]\d")])
@@ -142,7 +142,7 @@ def test_the_replay_sees_the_attention_of_the_first_reading(tmp_path: Path) -> N
             after = engine.cache
             stays = rows_of(after.pos, np.ones(after.pos.shape, np.float32), 140) > 0
             given[p] = np.where(stays, rows_of(after.pos, after.scores, 140) - before, np.nan)
-        for glance in glances(llm, tokens, range(120, 140), recorded.departures()):
+        for glance in glances(llm, tokens, range(120, 140), recorded.history()):
             found, wanted = rows_of(glance.pos, glance.mass, 140), given[glance.query]
             stays = ~np.isnan(wanted)
             assert stays[..., : glance.query].any() and not found[..., glance.query + 1 :].any()
@@ -281,10 +281,10 @@ def test_a_second_recording_does_not_end_the_first(tmp_path: Path) -> None:
         first, seen = Recording(llm.engine), LastSeen(llm.engine.cache)
         second = Recording(llm.engine)
         llm.engine.prefill(random_tokens(100))
-        np.testing.assert_array_equal(first.departures(), second.departures())
+        np.testing.assert_array_equal(first.history().left, second.history().left)
         second.close()
         llm.engine.prefill(random_tokens(100, 1))
-        np.testing.assert_array_equal(first.departures(), seen.departures(200))
+        np.testing.assert_array_equal(first.history().left, seen.departures(200))
 
 
 def test_the_first_recording_may_end_first(tmp_path: Path) -> None:
@@ -294,7 +294,7 @@ def test_the_first_recording_may_end_first(tmp_path: Path) -> None:
         first.close()
         first.close()
         llm.engine.prefill(random_tokens(100))
-        np.testing.assert_array_equal(second.departures(), seen.departures(100))
+        np.testing.assert_array_equal(second.history().left, seen.departures(100))
         second.close()
         assert llm.engine.on_evict == []
 

@@ -6,7 +6,7 @@ import io
 import re
 
 import pytest
-from explain_fakes import explanation
+from explain_fakes import explanation, gaps_of
 from rich.console import Console
 
 from h2o_gguf.cli.why import N_LINES, show
@@ -45,6 +45,21 @@ def test_lists_name_the_strongest_entries_first() -> None:
             [100 * float(shares[p]) for p in wanted], abs=0.006
         )
     assert "20.0% of its attention in all" in missed  # the fake's missed shares sum to a fifth
+
+
+def test_recalled_entries_are_listed_with_their_share_and_italic() -> None:
+    e = explanation(WORDS, gaps=gaps_of(explanation(WORDS).left))
+    counts = e.recalled()
+    lines = shown(e)
+    at = next(i for i, line in enumerate(lines) if "evicted and fetched back" in line)
+    found = [re.findall(r"[\d.]+", line)[:2] for line in lines[at + 1 : at + 11]]
+    wanted = sorted(range(e.n_past), key=lambda p: -counts[p])[:10]
+    assert found == [[f"{100 * counts[p] / 6:.2f}", f"{p}"] for p in wanted]
+    inked = "\n".join(shown(e, is_terminal=True)).split("evicted and fetched back")[0]
+    for p in range(e.n_past):
+        style = re.findall(rf"\x1b\[([\d;]*)m w{p}\b", inked)[0].split(";")
+        assert ("3" in style[:3]) == (counts[p] >= 1)
+    assert "fetched back" not in "".join(shown(explanation(WORDS)))
 
 
 @pytest.mark.parametrize("is_terminal", [False, True])

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import gguf
 import pytest
+from harness import random_tokens
+from llama_harness import open_tiny
 from tiny_models import ARCHITECTURES, build
 from tiny_models.headers import header
 from tiny_models.native import context, library, logged_sizes, model
@@ -15,6 +17,7 @@ from h2o_gguf.models.catalog import CATALOG, path
 from h2o_gguf.models.memory import (
     CACHE_TYPES,
     MemoryBytes,
+    entry_bytes,
     kv_bytes,
     memory_bytes,
     pad_cells,
@@ -166,3 +169,14 @@ def test_bytes_of_catalog_models_equal_what_the_library_allocates(name: str) -> 
 
 def test_every_cache_type_is_one_the_library_has() -> None:
     assert set(CACHE_TYPES) <= {kind.name.lower() for kind in gguf.GGMLQuantizationType}
+
+
+@pytest.mark.parametrize("arch", ["llama", "gemma3", "jamba", "deepseek2"])
+def test_an_attic_grows_by_the_bytes_of_its_entries(arch: str, tmp_path: Path) -> None:
+    """Room is made for 256 of each head at a time."""
+    with open_tiny(arch, tmp_path, kv_budget=40, n_batch=16, kv_block=8, attic="ram") as llm:
+        llm.engine.prefill(random_tokens(190))
+        kept = llm.engine.report().attic
+        n_bytes = entry_bytes(read_shape(llm.model_path))
+    assert kept.entries == 150 and n_bytes > 0
+    assert kept.bytes == 256 * n_bytes

@@ -142,3 +142,11 @@ def test_pieces_are_cut_between_lines_that_touch_no_blank_one() -> None:
     for piece, following in pairwise(pieces):
         assert piece.endswith("\n") and not piece.endswith("\n\n")
         assert not following.startswith(("\n", " "))
+
+
+def test_the_question_alone_recalls() -> None:
+    llm = FakeLlama("short")
+    summarize(llm, document("A line.\n" * 2000), question="What is it?")
+    *reading, question = llm.engine.recalls
+    assert len(reading) == 2 and not any(recall for _, _, recall in reading)
+    assert question[2] and question[0] + question[1] == llm.engine.n_past - len("short")
