@@ -76,7 +76,8 @@ class Attic:
     ) -> None:
         """weight_bytes : of the model, which a token reads.
 
-        Raises: OptionError, the limit is too small, or the type or the folder does not fit."""
+        Raises: OptionError, the limit is too small, or the type or the folder does not fit.
+        """
         self._groups, self._policy, self.options = groups, policy, options
         self._weight_bytes = weight_bytes
         self._n_recalled = 0  # before the last turn
@@ -87,9 +88,12 @@ class Attic:
             share = options.limit * group.n_layer // n_layer
             group.attic.open(share, type_k=kind, type_v=kind, folder=folder)
 
+    def begin_turn(self) -> None:
+        """Count what is recalled from here on."""
+        self._n_recalled = self._total("n_recalled")
+
     def recall_next(self, n_past: int, pins: Sequence[tuple[int, int]], n_asked: int = N_ASKED) -> None:
         """Let the next batch recall.  n_past : its first position. pins : spans that stay in the cache."""
-        self._n_recalled = self._total("n_recalled")
         for group in self._groups:
             policy = self._policy_of(group)
             keep = [(0, policy.n_sink), *pins, (n_past - policy.n_recent, LAST)]
