@@ -55,12 +55,13 @@ TypeFlag = Annotated[
     ),
 ]
 RecallFlag = Annotated[
-    int,
+    Optional[int],  # noqa: UP045
     typer.Option(
         "--recall-every",
         envvar="H2O_GGUF_RECALL_EVERY",
         metavar="N",
         min=0,
+        show_default="as often as costs little",
         callback=mark_environment,
         help="Fetch back while writing too, every N tokens; 0: only what a question attends to.",
     ),
@@ -79,7 +80,7 @@ def attic_options(cache: CacheFlags, why_never: str) -> dict[str, Any]:
         "--attic": cache.attic,
         "--attic-limit": cache.attic_limit,
         "--attic-type": cache.attic_type,
-        "--recall-every": cache.recall_every or None,
+        "--recall-every": cache.recall_every,
     }
     is_off = cache.attic is not None and cache.attic.strip().lower() == "off"
     if why_never or is_off:

@@ -163,7 +163,7 @@ class CacheFlags:
     attic: AtticFlag = None
     attic_limit: LimitFlag = None
     attic_type: TypeFlag = None
-    recall_every: RecallFlag = 0
+    recall_every: RecallFlag = None
 
 
 @dataclass(frozen=True)

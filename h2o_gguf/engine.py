@@ -234,6 +234,7 @@ class Engine:
                 if cancel is not None and cancel.cancelled:
                     raise Cancelled(f"cancelled after {start} of {len(todo)} prompt tokens")
                 if recall and end == len(todo):
+                    self._begin_turn()
                     self._recall_next()
                 self._decode(todo[start:end], cancel)
                 if self._evictor is not None:
@@ -329,6 +330,10 @@ class Engine:
         if self.attic is None or self.policy is None:
             return False
         return not self.attic.is_empty or self.n_past + n > self.policy.budget
+
+    def _begin_turn(self) -> None:
+        if self.attic:
+            self.attic.begin_turn()
 
     def _recall_next(self) -> None:
         if self.attic and not self.attic.is_empty:

@@ -143,30 +143,33 @@ void Recall::exchange_head(int32_t layer, int32_t ih) {
     }
     widen(by_pos, BEFORE + 1 + AFTER);
 
-    using Ranked = std::pair<float, int32_t>;  // score, cell or slot
+    // By score; neighbours share one, and then by position, so that it does not matter where they lie.
+    struct Ranked { float score; int32_t pos, at; };
+    const auto is_worse  = [](const Ranked & a, const Ranked & b) { return a.score != b.score ? a.score < b.score : a.pos < b.pos; };
+    const auto is_better = [](const Ranked & a, const Ranked & b) { return a.score != b.score ? a.score > b.score : a.pos < b.pos; };
     std::vector<Ranked> out, in;
     for (int32_t cell = 0; cell < state.n_cells; ++cell) {
         if (pos[cell] >= 0 && !is_protected(pos[cell])) {
-            out.emplace_back(by_pos[pos[cell]], cell);
+            out.push_back({ by_pos[pos[cell]], pos[cell], cell });
         }
     }
     if (out.empty() || entries.empty()) {
         return;
     }
-    std::sort(out.begin(), out.end());
+    std::sort(out.begin(), out.end(), is_worse);
     for (size_t slot = 0; slot < entries.size(); ++slot) {
         const float score = by_pos[entries[slot].pos];
-        if (score > out[0].first) {
-            in.emplace_back(score, int32_t(slot));
+        if (score > out[0].score) {
+            in.push_back({ score, entries[slot].pos, int32_t(slot) });
         }
     }
     const size_t n = std::min({ in.size(), out.size(), size_t(n_most) });
-    std::partial_sort(in.begin(), in.begin() + n, in.end(), std::greater<>());
+    std::partial_sort(in.begin(), in.begin() + n, in.end(), is_better);
     int64_t n_exchanged = 0;
     int32_t exact_from = 0;
-    for (size_t i = 0; i < n && in[i].first > out[i].first; ++i, ++n_exchanged) {
-        attic.exchange(state, stream, layer, ih, in[i].second, out[i].second);
-        exact_from = std::max(exact_from, state.streams[stream].books[out[i].second] + 1);
+    for (size_t i = 0; i < n && in[i].score > out[i].score; ++i, ++n_exchanged) {
+        attic.exchange(state, stream, layer, ih, in[i].at, out[i].at);
+        exact_from = std::max(exact_from, state.streams[stream].books[out[i].at] + 1);
     }
     attic.count_recalled(stream, n_exchanged, exact_from);
 }

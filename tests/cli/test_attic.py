@@ -41,7 +41,7 @@ def test_what_is_no_size_is_refused(text: str) -> None:
 
 def test_without_flags_there_is_the_default_attic_where_entries_are_evicted() -> None:
     assert attic_options(CacheFlags(), "") == {
-        "attic": ATTIC, "attic_limit": None, "attic_type": None, "recall_every": 0,
+        "attic": ATTIC, "attic_limit": None, "attic_type": None, "recall_every": None,
     }  # fmt: skip
     assert attic_options(CacheFlags(), NEVER) == {"attic": "off"}
     assert attic_options(CacheFlags(attic="off"), "") == {"attic": "off"}
