@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 from h2o_gguf.errors import OptionError
 from h2o_gguf.policies import LayerBudgets, Policy
 
-__all__ = ["LIMIT", "N_ASKED", "N_TURN", "Attic", "AtticOptions", "AtticReport"]
+__all__ = ["LIMIT", "N_ASKED", "N_TURN", "Attic", "AtticOptions", "AtticReport", "require_single_heads"]
 
 Place = Literal["ram", "disk", "off"]
 LIMIT = 1 << 30
@@ -65,6 +65,19 @@ class AtticReport:
     recalled: float
 
 
+def require_single_heads(policy: Policy, n_layer: int, n_head_kv: int) -> None:
+    """Raise OptionError if a policy evicts the same positions from several heads: each recalls its own."""
+    granularity = str(getattr(policy, "granularity", "head"))
+    n_pooled = {"layer": n_head_kv, "token": n_layer * n_head_kv}.get(granularity, 1)
+    if n_pooled > 1:
+        raise OptionError(
+            f"{policy.name} evicts the same positions from {n_pooled} heads (granularity {granularity!r}), "
+            "and with an attic each of them recalls others: take granularity 'head', or leave the attic out",
+            "attic",
+            "granularity",
+        )
+
+
 class Attic:
     """The attics of a cache's groups.
 
@@ -76,8 +89,9 @@ class Attic:
     ) -> None:
         """weight_bytes : of the model, which a token reads.
 
-        Raises: OptionError, the limit is too small, or the type or the folder does not fit.
+        Raises: OptionError, limit, type, folder or the policy's granularity does not fit.
         """
+        require_single_heads(policy, len(groups[0].layer_ids), groups[0].n_head_kv)
         self._groups, self._policy, self.options = groups, policy, options
         self._weight_bytes = weight_bytes
         self._n_recalled = 0  # before the last turn

@@ -4,6 +4,7 @@
 #include "state.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 namespace h2og {
@@ -76,7 +77,7 @@ size_t Attic::check_saved(const h2og_state & state, const uint8_t * data, size_t
         for (int32_t slot = 0; slot < header.n_entry; ++slot) {
             Entry entry;
             memcpy(&entry, data + sizeof(Header) + i*row + slot*sizeof(Entry), sizeof(entry));
-            if (entry.pos < 0 || entry.pos >= n_past || entry.rope_pos < 0) {
+            if (entry.pos < 0 || entry.pos >= n_past || entry.rope_pos < 0 || std::isnan(entry.score)) {
                 fail(H2OG_STATE, "the saved state has an evicted entry at position %d of %d", entry.pos, n_past);
             }
         }

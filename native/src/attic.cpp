@@ -153,7 +153,7 @@ int32_t Attic::extend(int32_t stream, int32_t n) {
             return 0;
         }
         // Many at once, since finding them takes a walk through all.
-        drop(stream, std::min(sequence.n, CHUNK));
+        drop(stream, std::min(sequence.n, std::max(n, std::min(CHUNK, sequence.n/8))));
     }
     sequence.n += n;
     for (auto & entries : sequence.entries) {

@@ -5,6 +5,7 @@
 #include "session.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 namespace h2og {
@@ -196,6 +197,13 @@ void state_load(h2og_state & state, int32_t s, const uint8_t * data, int64_t siz
     bool can_put_back = header.n_cells == state.n_cells && header.search_from >= 0 && header.search_from <= state.n_cells;
     for (size_t i = 0; i < before.size(); ++i) {
         can_put_back = can_put_back && before[i] >= cells[i] && before[i] < state.n_cells && (i == 0 || before[i] > before[i - 1]);
+    }
+    for (size_t i = 0; i < size_t(state.n_layer)*state.n_head_kv*before.size(); ++i) {
+        Entry e;
+        memcpy(&e, data + i*sizeof(e), sizeof(e));
+        if (e.pos < 0 || e.pos >= header.n_past || e.rope_pos < 0 || std::isnan(e.score)) {
+            fail(H2OG_STATE, "the saved state has an entry at position %d of %d", e.pos, header.n_past);
+        }
     }
     if (can_put_back) {
         put_back(state, s, cells, before);

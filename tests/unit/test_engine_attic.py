@@ -211,3 +211,12 @@ def test_wrong_options_are_refused() -> None:
     for options, word in (({"place": "rom"}, "'rom'"), ({"limit": 0}, "0"), ({"limit": True}, "True")):
         with pytest.raises(OptionError, match=word):
             AtticOptions(**{"place": "ram", **options})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("policy", [make("tova", 100), make("h2o", 100, granularity="token")])
+def test_a_policy_that_pools_heads_has_no_attic(policy: Any) -> None:
+    """After a recall they no longer hold the same positions, and it could name no victims."""
+    with pytest.raises(OptionError, match=f"{policy.name} evicts the same positions from [24] heads"):
+        attic_of(policy, Group((0, 1)))
+    attic_of(make("h2o", 100, granularity="head"), Group((0, 1)))
+    attic_of(make("tova", 100), Group((0, 1), n_head_kv=1))

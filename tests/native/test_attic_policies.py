@@ -1,0 +1,67 @@
+"""Every policy goes on behind recalls: it names victims, keeps its budget, and is saved and restored."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import random_tokens, require_runtime
+from tiny_models import build
+
+from h2o_gguf.errors import OptionError
+from h2o_gguf.policies import make, names
+
+BUDGET = 96
+EVICTING = [name for name in names() if name != "none"]
+POOLING = [name for name in EVICTING if getattr(make(name, BUDGET), "granularity", "head") != "head"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    require_runtime()
+    return build("llama", tmp_path_factory.mktemp("models") / "llama.gguf", n_ctx_train=512)
+
+
+class Drawing:
+    """Any token."""
+
+    def __init__(self) -> None:
+        self.tokens = iter(random_tokens(1000, seed=9))
+
+    def sample(self, logits: Any, tokens: Any) -> int:
+        return next(self.tokens)
+
+    def accept(self, token: int) -> None: ...
+
+
+def opened(model: Path, name: str) -> Any:
+    from h2o_gguf import H2OLlama
+
+    return H2OLlama(
+        str(model), policy=name, kv_budget=BUDGET, n_batch=32, attic="ram", recall_every=5, n_threads=1
+    )
+
+
+@pytest.mark.parametrize("name", [name for name in EVICTING if name not in POOLING])
+def test_a_policy_goes_on_behind_recalls(name: str, model: Path) -> None:
+    with opened(model, name) as llm:
+        engine = llm.engine
+        tokens = random_tokens(500)
+        engine.sync(tokens[:400])
+        assert engine.report().attic.recalled > 0, "a long prompt recalls at its end what it lost on the way"
+        list(engine.generate(Drawing(), max_tokens=40))
+        engine.sync([*engine.tokens, *tokens[400:450]])
+        before, session = list(engine.tokens), llm.save_state()
+        llm.reset()
+        llm.load_state(session)
+        assert engine.tokens == before
+        engine.sync([*before, *tokens[450:]])
+        report = engine.report()
+        assert report.used == BUDGET and report.attic.entries == report.n_past - BUDGET
+
+
+@pytest.mark.parametrize("name", POOLING)
+def test_a_policy_that_pools_heads_is_refused_before_anything_is_read(name: str, model: Path) -> None:
+    with pytest.raises(OptionError, match="granularity 'layer'"):
+        opened(model, name)
