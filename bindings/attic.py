@@ -78,15 +78,23 @@ class Attic:
         return out
 
     def recall_next(
-        self, keep: Sequence[tuple[int, int]] = (), *, n_most: int = NO_LIMIT, n_asked: int = NO_LIMIT
+        self,
+        keep: Sequence[tuple[int, int]] = (),
+        *,
+        n_most: int = NO_LIMIT,
+        n_asked: int = NO_LIMIT,
+        is_shared: bool = False,
     ) -> None:
         """Let the queries of the next batch fetch back what they attend to, before each layer attends.
 
         keep : spans of positions whose entries stay in the cache. n_most : entries of each KV head that are
-        exchanged. n_asked : of the batch's tokens, the newest that count.
+        exchanged. n_asked : of the batch's tokens, the newest that count. is_shared : the heads of a layer
+        exchange the same positions.
 
         Raises: OptionError, the attic is not open, or a number is negative.
         """
         spans = ffi.new("h2og_span[]", [{"first": a, "end": b} for a, b in keep] or 1)
         handle, seq = self._cache.handle, self._cache.seq
-        check_options(self._lib.h2og_recall_next(handle, seq, spans, len(keep), n_most, n_asked), "attic")
+        check_options(
+            self._lib.h2og_recall_next(handle, seq, spans, len(keep), n_most, n_asked, is_shared), "attic"
+        )

@@ -85,7 +85,7 @@ def compare(
     ] = None,
     layer_budgets: LayerBudgets = None,
     attic: Attic = False,
-    recall_every: RecallEvery = 0,
+    recall_every: RecallEvery = None,
     seed: Seed = 0,
     text: Text = None,
     batch_size: BatchSize = 128,

@@ -103,7 +103,7 @@ def evaluate(
     ] = "hidden",
     layer_budgets: LayerBudgets = None,
     attic: Attic = False,
-    recall_every: RecallEvery = 0,
+    recall_every: RecallEvery = None,
     seed: Seed = 0,
     text: Text = None,
     batch_size: BatchSize = 128,

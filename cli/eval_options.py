@@ -42,11 +42,12 @@ Attic = Annotated[
     ),
 ]
 RecallEvery = Annotated[
-    int,
+    Optional[int],  # noqa: UP045
     typer.Option(
         "--recall-every",
         metavar="N",
         min=0,
+        show_default="as often as costs little, and not while a text is read",
         help="With --attic: recall also every N tokens of an answer and of the text that is read; 0: never.",
     ),
 ]

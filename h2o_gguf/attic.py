@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 from h2o_gguf.errors import OptionError
 from h2o_gguf.policies import LayerBudgets, Policy
 
-__all__ = ["LIMIT", "N_ASKED", "N_TURN", "Attic", "AtticOptions", "AtticReport", "require_single_heads"]
+__all__ = ["LIMIT", "N_ASKED", "N_TURN", "Attic", "AtticOptions", "AtticReport", "require_own_layers"]
 
 Place = Literal["ram", "disk", "off"]
 LIMIT = 1 << 30
@@ -65,14 +65,12 @@ class AtticReport:
     recalled: float
 
 
-def require_single_heads(policy: Policy, n_layer: int, n_head_kv: int) -> None:
-    """Raise OptionError if a policy evicts the same positions from several heads: each recalls its own."""
-    granularity = str(getattr(policy, "granularity", "head"))
-    n_pooled = {"layer": n_head_kv, "token": n_layer * n_head_kv}.get(granularity, 1)
-    if n_pooled > 1:
+def require_own_layers(policy: Policy, n_layer: int) -> None:
+    """Raise OptionError if a policy evicts the same positions from several layers: each recalls its own."""
+    if getattr(policy, "granularity", "head") == "token" and n_layer > 1:
         raise OptionError(
-            f"{policy.name} evicts the same positions from {n_pooled} heads (granularity {granularity!r}), "
-            "and with an attic each of them recalls others: take granularity 'head', or leave the attic out",
+            f"{policy.name} evicts the same positions from {n_layer} layers (granularity 'token'), and with "
+            "an attic each of them recalls others: take granularity 'head' or 'layer', or leave the attic out",
             "attic",
             "granularity",
         )
@@ -91,7 +89,7 @@ class Attic:
 
         Raises: OptionError, limit, type, folder or the policy's granularity does not fit.
         """
-        require_single_heads(policy, len(groups[0].layer_ids), groups[0].n_head_kv)
+        require_own_layers(policy, sum(len(group.layer_ids) for group in groups))
         self._groups, self._policy, self.options = groups, policy, options
         self._weight_bytes = weight_bytes
         self._n_recalled = 0  # before the last turn
@@ -114,7 +112,8 @@ class Attic:
             n_pinned = sum(max(0, end - max(start, policy.n_sink)) for start, end in pins)
             # As many as can stay when the budget is kept, whatever the window holds by then.
             n_most = max(0, policy.budget - policy.n_sink - policy.n_recent - n_pinned)
-            group.attic.recall_next(keep, n_most=n_most, n_asked=n_asked)
+            is_shared = getattr(policy, "granularity", "head") == "layer"
+            group.attic.recall_next(keep, n_most=n_most, n_asked=n_asked, is_shared=is_shared)
 
     def interval(self) -> int:
         """Generated tokens between two recalls now; 0: none recalls.

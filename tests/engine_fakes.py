@@ -160,6 +160,11 @@ class FakeAttic:
     def options(self) -> AtticOptions:
         return AtticOptions("ram", every=self.every)
 
+    def begin_turn(self) -> None: ...
+
+    def interval(self) -> int:
+        return self.every
+
     def recall_next(self, n_past: int, pins: Sequence[tuple[int, int]]) -> None:
         assert n_past == len(self.context.seen)
         self.asked.append(n_past)

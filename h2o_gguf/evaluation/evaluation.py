@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from h2o_gguf.attic import require_single_heads
+from h2o_gguf.attic import require_own_layers
 from h2o_gguf.benchmark.machine import environment
 from h2o_gguf.documents import Document
 from h2o_gguf.errors import OptionError
@@ -97,9 +97,9 @@ def _variants(model: str, settings: Settings, choose: Callable[..., list[Variant
     found = choose(names=settings.policies, budgets=settings.budgets(), splits=settings.layer_budgets)
     if not settings.attic:
         return found
-    heads = read_shape(model).n_head_kv
+    n_layer = len(read_shape(model).n_head_kv)
     for variant in found:
-        require_single_heads(variant.make(max(settings.budgets())), len(heads), max(heads))
+        require_own_layers(variant.make(max(settings.budgets())), n_layer)
     return with_attics(found, settings.recall_every)
 
 

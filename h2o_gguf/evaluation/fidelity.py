@@ -73,7 +73,7 @@ def read_on(engine: Engine, tokens: Sequence[int]) -> None:
 
     Each N-th token recalls alone: in a batch, those before it would see what it asked for.
     """
-    every = engine.attic.options.every if engine.attic is not None else 0
+    every = engine.attic.options.every or 0 if engine.attic is not None else 0
     start = 0
     while start < len(tokens):
         n_before = every - 1 - engine.n_past % every if every else len(tokens)

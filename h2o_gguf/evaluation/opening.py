@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from h2o_gguf.errors import OptionError
-from h2o_gguf.evaluation.variants import Variant
+from h2o_gguf.evaluation.variants import AUTO, Variant
 from h2o_gguf.models import read_shape, require_support
 from h2o_gguf.policies import Policy
 
@@ -37,7 +37,8 @@ class ModelFile:
         return H2OLlama(
             self.path, policy=policy, n_batch=n_batch, kv_block=min(BLOCK, n_batch), n_threads=self.n_threads,
             n_gpu_layers=self.n_gpu_layers, type_k=variant.type_k, type_v=variant.type_v,
-            attic="ram" if variant.attic else "off", recall_every=variant.recall_every,
+            attic="ram" if variant.attic else "off", 
+            recall_every=None if variant.recall_every == AUTO else variant.recall_every,
         )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from h2o_gguf.evaluation.runner import Result
 from h2o_gguf.evaluation.side_by_side import Fidelity
 from h2o_gguf.evaluation.statistics import Interval, bootstrap, hidden_loss, samples_needed
 from h2o_gguf.evaluation.summary import floors, paired
-from h2o_gguf.evaluation.variants import PLAIN, Variant
+from h2o_gguf.evaluation.variants import AUTO, PLAIN, Variant
 
 __all__ = ["Candidate", "Recommendation", "candidates", "recommend"]
 
@@ -183,7 +183,7 @@ def _flags(choice: Candidate) -> str:
         words += f" --cache-type-k {variant.type_k} --cache-type-v {variant.type_v}"
     if variant.attic:
         words += " --attic ram"
-    if variant.recall_every:
+    if variant.attic and variant.recall_every != AUTO:
         words += f" --recall-every {variant.recall_every}"
     return words
 

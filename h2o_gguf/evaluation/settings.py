@@ -11,6 +11,7 @@ from h2o_gguf.errors import OptionError
 from h2o_gguf.evaluation.cells import Kept, Mode, Question, budget_of
 from h2o_gguf.evaluation.store import default_folder
 from h2o_gguf.evaluation.tasks import FIDELITY, choose
+from h2o_gguf.evaluation.variants import AUTO
 
 __all__ = ["COMPARISON", "FULL_RUN", "QUICK_RUN", "Defaults", "Settings"]
 
@@ -58,7 +59,7 @@ class Settings:
     tolerance: float
     layer_budgets: tuple[str, ...] = ()
     attic: bool = False
-    recall_every: int = 0
+    recall_every: int = AUTO
 
     @classmethod
     def of(
@@ -76,7 +77,7 @@ class Settings:
         tolerance: float = 1.0,
         layer_budgets: Sequence[str] | None = None,
         attic: bool = False,
-        recall_every: int = 0,
+        recall_every: int | None = None,
         **others: Any,
     ) -> Settings:
         """From words.  kept : numbers with commas between. cache : a folder, "off", or None for the user's.
@@ -85,6 +86,7 @@ class Settings:
         """
         _check("mode", mode, get_args(Mode))
         _check("question", question, get_args(Question))
+        recall_every = AUTO if recall_every is None else recall_every
         _check_attic(attic, recall_every, mode)
         if not 0 < tolerance < 100:
             raise OptionError(
@@ -126,10 +128,10 @@ def _check_attic(attic: bool, recall_every: int, mode: str) -> None:
             "attic",
             "mode",
         )
-    if recall_every < 0 or (recall_every and not attic):
+    if recall_every != AUTO and (recall_every < 0 or not attic):
         raise OptionError(
-            f"recall_every is {recall_every}: it must be 0 or more tokens, and 0 without an attic "
-            "(there is nothing to recall from)",
+            f"recall_every is {recall_every}: it must be 0 or more tokens, and is of no use without an "
+            "attic: there is nothing to recall from",
             "recall_every",
         )
 

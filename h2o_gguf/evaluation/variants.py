@@ -11,11 +11,12 @@ from h2o_gguf.layer_budgets import read_layer_budgets
 from h2o_gguf.options import KV_TYPES
 from h2o_gguf.policies import LayerBudgets, Policy
 
-__all__ = ["FULL", "PLAIN", "Variant", "compared", "with_attics", "with_controls"]
+__all__ = ["AUTO", "FULL", "PLAIN", "Variant", "compared", "with_attics", "with_controls"]
 
 FULL = "none"  # the policy that keeps everything
 STREAMING, RANDOM = "streaming", "random"
 DEFAULT = "h2o+"
+AUTO = -1  # a number of tokens that is left to the attic
 PLAIN = "f16"  # type of keys and values unless another is named
 
 
@@ -26,7 +27,8 @@ class Variant:
     policy : its name. like : name of the policy whose sinks and recent window it has; "": its own.
     type_k, type_v : of the cache. layers : how its budget is split over the layers, as read_layer_budgets
     takes it; "": it is the same in all, or the policy's own split. attic : what it evicts stays on the host
-    and is recalled. recall_every : also after so many generated tokens; 0: only by what is read.
+    and is recalled. recall_every : after so many generated tokens too; 0: only by what is read; AUTO: as
+    often as costs little, and while reading not at all.
     """
 
     policy: str
@@ -35,7 +37,7 @@ class Variant:
     type_v: str = PLAIN
     layers: str = ""
     attic: bool = False
-    recall_every: int = 0
+    recall_every: int = AUTO
 
     @property
     def name(self) -> str:
@@ -43,7 +45,7 @@ class Variant:
         name = f"{self.policy} like {self.like}" if self.like else self.policy
         name += f" by {self.layers}" if self.layers else ""
         name += " with attic" if self.attic else ""
-        name += f" every {self.recall_every}" if self.recall_every else ""
+        name += f" every {self.recall_every}" if self.attic and self.recall_every != AUTO else ""
         types = dict.fromkeys((self.type_k, self.type_v))
         return name if list(types) == [PLAIN] else f"{name}, {'/'.join(types)}"
 
@@ -102,7 +104,7 @@ def with_controls(names: Sequence[str], budgets: Iterable[int], splits: Sequence
     return found + [Variant(RANDOM, like=name) for name in windows.values() or (DEFAULT,)]
 
 
-def with_attics(variants: Sequence[Variant], recall_every: int = 0) -> list[Variant]:
+def with_attics(variants: Sequence[Variant], recall_every: int = AUTO) -> list[Variant]:
     """The variants, each that evicts followed by itself with an attic."""
     return [
         each

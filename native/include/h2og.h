@@ -224,8 +224,9 @@ typedef struct h2og_span { int32_t first, end; } h2og_span;  // positions, end n
 
 // While the next batch is decoded, before each layer attends, the queries of the sequence's tokens in it, the newest n_asked,
 // fetch back entries that they attend to, at most n_most for each KV head, in place of entries they do not, other than those at
-// positions to keep.  Used by the next llama_decode, whether it succeeds or not.  Of each group on its own.
-H2OG_API int32_t h2og_recall_next(h2og_cache * cache, int32_t seq, const h2og_span * keep, int32_t n_keep, int32_t n_most, int32_t n_asked);
+// positions to keep.  is_shared: the heads of a layer exchange the same positions, for policies that evict so.  Used by the next llama_decode, whether it succeeds or not.  Of each group on its own.
+H2OG_API int32_t h2og_recall_next(h2og_cache * cache, int32_t seq, const h2og_span * keep, int32_t n_keep, int32_t n_most, int32_t n_asked,
+                                  int32_t is_shared);
 
 // What llama.cpp's own saved state lacks, and cannot be restored without once entries were evicted: positions, scores,
 // counters, recorded queries.  Save after llama_state_get_data and load after

@@ -49,7 +49,8 @@ int32_t h2og_read_attic_pos(h2og_cache * cache, int32_t seq, int32_t layer, int3
     });
 }
 
-int32_t h2og_recall_next(h2og_cache * cache, int32_t seq, const h2og_span * keep, int32_t n_keep, int32_t n_most, int32_t n_asked) {
+int32_t h2og_recall_next(h2og_cache * cache, int32_t seq, const h2og_span * keep, int32_t n_keep, int32_t n_most, int32_t n_asked,
+                         int32_t is_shared) {
     return guarded([&]() -> int32_t {
         h2og_state & s = idle_state_of(cache);
         const int32_t stream = s.stream_of(seq);
@@ -64,7 +65,7 @@ int32_t h2og_recall_next(h2og_cache * cache, int32_t seq, const h2og_span * keep
         for (int32_t i = 0; i < n_keep; ++i) {
             spans.emplace_back(keep[i].first, keep[i].end);
         }
-        s.next_recalls[stream] = std::make_unique<Recall>(s, stream, std::move(spans), n_most, n_asked);
+        s.next_recalls[stream] = std::make_unique<Recall>(s, stream, std::move(spans), n_most, n_asked, is_shared != 0);
         return H2OG_OK;
     });
 }

@@ -35,9 +35,9 @@ std::vector<float> & scratch(size_t n) {
 
 } // namespace
 
-Recall::Recall(h2og_state & state, int32_t stream, std::vector<Span> protected_, int32_t n_most, int32_t n_asked) :
+Recall::Recall(h2og_state & state, int32_t stream, std::vector<Span> protected_, int32_t n_most, int32_t n_asked, bool is_shared) :
     stream(stream), state(state), kernel(*usable_kernels().front()), protected_spans(std::move(protected_)), n_most(n_most),
-    n_asked(n_asked), heads(state.n_head_kv) {}
+    n_asked(n_asked), is_shared(is_shared), heads(state.n_head_kv) {}
 
 bool Recall::is_protected(int32_t pos) const {
     return std::any_of(protected_spans.begin(), protected_spans.end(),
@@ -120,28 +120,51 @@ void Recall::search(int32_t layer, const Asked & asked) {
 }
 
 void Recall::exchange(int32_t layer) {
-    for (int32_t ih; (ih = next_exchange.fetch_add(1, std::memory_order_relaxed)) < state.n_head_kv;) {
-        exchange_head(layer, ih);
+    const int32_t n_sharing = is_shared ? state.n_head_kv : 1;
+    for (int32_t i; (i = next_exchange.fetch_add(1, std::memory_order_relaxed)) < state.n_head_kv/n_sharing;) {
+        exchange_heads(layer, i*n_sharing, n_sharing);
     }
 }
 
-void Recall::exchange_head(int32_t layer, int32_t ih) {
-    Head & head = heads[ih];
-    Attic & attic = *state.attic;
-    const auto & entries = attic.entries(stream, layer, ih);
-    const int32_t * pos = state.pos.data() + state.index(stream, layer, ih);
-
+// The largest score of each position and of those it comes with, over the heads: as many as there are positions.
+std::vector<float> Recall::scores_by_position(int32_t layer, int32_t first, int32_t n_sharing) const {
     // Moved up by AFTER, so that what is found at a position began that far before it.
     std::vector<float> by_pos(state.streams[stream].n_past + AFTER + BEFORE, NEG_INF);
-    for (int32_t cell = 0; cell < state.n_cells; ++cell) {
-        if (pos[cell] >= 0) {
-            by_pos[pos[cell] + AFTER] = head.in_cache[cell];
+    const auto put = [&](int32_t pos, float score) { by_pos[pos + AFTER] = std::max(by_pos[pos + AFTER], score); };
+    for (int32_t ih = first; ih < first + n_sharing; ++ih) {
+        const int32_t * pos = state.pos.data() + state.index(stream, layer, ih);
+        for (int32_t cell = 0; cell < state.n_cells; ++cell) {
+            if (pos[cell] >= 0) {
+                put(pos[cell], heads[ih].in_cache[cell]);
+            }
+        }
+        const auto & entries = state.attic->entries(stream, layer, ih);
+        for (size_t slot = 0; slot < entries.size(); ++slot) {
+            put(entries[slot].pos, heads[ih].in_attic[slot]);
         }
     }
-    for (size_t slot = 0; slot < entries.size(); ++slot) {
-        by_pos[entries[slot].pos + AFTER] = head.in_attic[slot];
-    }
     widen(by_pos, BEFORE + 1 + AFTER);
+    return by_pos;
+}
+
+// Heads that share a list have the same positions in a cell; an attic that was full may have dropped them in some.
+std::vector<std::vector<int32_t>> Recall::slots_by_position(int32_t layer, int32_t first, int32_t n_sharing) const {
+    std::vector<std::vector<int32_t>> slots(n_sharing);
+    for (int32_t i = 0; i < n_sharing; ++i) {
+        slots[i].assign(state.streams[stream].n_past, -1);
+        const auto & entries = state.attic->entries(stream, layer, first + i);
+        for (size_t slot = 0; slot < entries.size(); ++slot) {
+            slots[i][entries[slot].pos] = int32_t(slot);
+        }
+    }
+    return slots;
+}
+
+void Recall::exchange_heads(int32_t layer, int32_t first, int32_t n_sharing) {
+    Attic & attic = *state.attic;
+    const auto & entries = attic.entries(stream, layer, first);
+    const int32_t * pos = state.pos.data() + state.index(stream, layer, first);
+    const std::vector<float> by_pos = scores_by_position(layer, first, n_sharing);
 
     // By score; neighbours share one, and then by position, so that it does not matter where they lie.
     struct Ranked { float score; int32_t pos, at; };
@@ -157,9 +180,13 @@ void Recall::exchange_head(int32_t layer, int32_t ih) {
         return;
     }
     std::sort(out.begin(), out.end(), is_worse);
+    const auto slots = slots_by_position(layer, first, n_sharing > 1 ? n_sharing : 0);
+    const auto is_everywhere = [&](int32_t p) {
+        return std::all_of(slots.begin(), slots.end(), [&](const auto & of_head) { return of_head[p] >= 0; });
+    };
     for (size_t slot = 0; slot < entries.size(); ++slot) {
         const float score = by_pos[entries[slot].pos];
-        if (score > out[0].score) {
+        if (score > out[0].score && is_everywhere(entries[slot].pos)) {
             in.push_back({ score, entries[slot].pos, int32_t(slot) });
         }
     }
@@ -167,8 +194,10 @@ void Recall::exchange_head(int32_t layer, int32_t ih) {
     std::partial_sort(in.begin(), in.begin() + n, in.end(), is_better);
     int64_t n_exchanged = 0;
     int32_t exact_from = 0;
-    for (size_t i = 0; i < n && in[i].score > out[i].score; ++i, ++n_exchanged) {
-        attic.exchange(state, stream, layer, ih, in[i].at, out[i].at);
+    for (size_t i = 0; i < n && in[i].score > out[i].score; ++i) {
+        for (int32_t h = 0; h < n_sharing; ++h, ++n_exchanged) {
+            attic.exchange(state, stream, layer, first + h, slots.empty() ? in[i].at : slots[h][in[i].pos], out[i].at);
+        }
         exact_from = std::max(exact_from, state.streams[stream].books[out[i].at] + 1);
     }
     attic.count_recalled(stream, n_exchanged, exact_from);

@@ -40,7 +40,9 @@ public:
     static constexpr int32_t BEFORE = 2, AFTER = 8;
 
     // protected_: entries that are not exchanged. n_most: exchanges of each KV head. n_asked: the newest queries that count.
-    Recall(h2og_state & state, int32_t stream, std::vector<Span> protected_, int32_t n_most, int32_t n_asked);
+    // is_shared: all KV heads of a layer exchange the same positions, by the largest score of any.
+    Recall(h2og_state & state, int32_t stream, std::vector<Span> protected_, int32_t n_most, int32_t n_asked,
+           bool is_shared);
 
     void look    (int32_t layer, const Asked & asked, int32_t i_thread, int32_t n_thread);
     void search  (int32_t layer, const Asked & asked);
@@ -58,12 +60,15 @@ private:
     bool is_protected(int32_t pos) const;
     void load_queries(Head & head, int32_t ih, const Asked & asked) const;
     Question question_of(const Head & head, const Asked & asked) const;
-    void exchange_head(int32_t layer, int32_t ih);
+    std::vector<float> scores_by_position(int32_t layer, int32_t first, int32_t n_sharing) const;
+    std::vector<std::vector<int32_t>> slots_by_position(int32_t layer, int32_t first, int32_t n_sharing) const;
+    void exchange_heads(int32_t layer, int32_t first, int32_t n_sharing);
 
     h2og_state & state;
     const Kernel & kernel;
     const std::vector<Span> protected_spans;
     const int32_t n_most, n_asked;
+    const bool is_shared;
     std::vector<Head> heads;
     std::atomic<int32_t> next_search{0}, next_exchange{0};  // of a layer: what no thread has begun
 };

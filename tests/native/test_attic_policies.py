@@ -10,11 +10,10 @@ from harness import random_tokens, require_runtime
 from tiny_models import build
 
 from h2o_gguf.errors import OptionError
-from h2o_gguf.policies import make, names
+from h2o_gguf.policies import names
 
 BUDGET = 96
 EVICTING = [name for name in names() if name != "none"]
-POOLING = [name for name in EVICTING if getattr(make(name, BUDGET), "granularity", "head") != "head"]
 
 
 @pytest.fixture(scope="module")
@@ -35,15 +34,16 @@ class Drawing:
     def accept(self, token: int) -> None: ...
 
 
-def opened(model: Path, name: str) -> Any:
+def opened(model: Path, name: str, **options: Any) -> Any:
     from h2o_gguf import H2OLlama
 
     return H2OLlama(
-        str(model), policy=name, kv_budget=BUDGET, n_batch=32, attic="ram", recall_every=5, n_threads=1
-    )
+        str(model), policy=name, kv_budget=BUDGET, n_batch=32, attic="ram", recall_every=5, n_threads=1,
+        **options,
+    )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [name for name in EVICTING if name not in POOLING])
+@pytest.mark.parametrize("name", EVICTING)
 def test_a_policy_goes_on_behind_recalls(name: str, model: Path) -> None:
     with opened(model, name) as llm:
         engine = llm.engine
@@ -61,7 +61,15 @@ def test_a_policy_goes_on_behind_recalls(name: str, model: Path) -> None:
         assert report.used == BUDGET and report.attic.entries == report.n_past - BUDGET
 
 
-@pytest.mark.parametrize("name", POOLING)
-def test_a_policy_that_pools_heads_is_refused_before_anything_is_read(name: str, model: Path) -> None:
-    with pytest.raises(OptionError, match="granularity 'layer'"):
-        opened(model, name)
+def test_heads_of_a_layer_recall_the_same(model: Path) -> None:
+    with opened(model, "h2o", granularity="layer") as llm:
+        llm.engine.sync(random_tokens(400))
+        view = llm.engine.view()
+        assert view is not None and view.recalled is not None
+        assert (view.pos == view.pos[:, :1]).all() and (view.recalled == view.recalled[:, :1]).all()
+        assert len({tuple(sorted(layer[0])) for layer in view.pos}) > 1, "and layers what they attend to"
+
+
+def test_one_list_for_all_layers_is_refused_before_anything_is_read(model: Path) -> None:
+    with pytest.raises(OptionError, match="granularity 'token'"):
+        opened(model, "h2o", granularity="token")

@@ -161,8 +161,8 @@ class Group:
             n_entry=self.n_entry, bytes=100, n_recalled=self.n_recalled, n_dropped=self.n_dropped
         )
 
-    def recall_next(self, keep: Any, *, n_most: int, n_asked: int) -> None:
-        self.told.append({"keep": list(keep), "n_most": n_most, "n_asked": n_asked})
+    def recall_next(self, keep: Any, **options: Any) -> None:
+        self.told.append({"keep": list(keep), **options})
 
 
 def attic_of(policy: Policy, *groups: Group, **options: Any) -> Attic:
@@ -177,6 +177,7 @@ def test_sinks_pins_and_window_stay_and_no_more_comes_back_than_can_stay() -> No
         "keep": [(0, 4), (0, 10), (200, 220), (470, LAST)],
         "n_most": 100 - 4 - 30 - 6 - 20,  # of the first pin, four are sinks
         "n_asked": N_ASKED,
+        "is_shared": False,
     }
     attic.recall_next(500, [(100, 190)])
     assert group.told[-1]["n_most"] == 0
@@ -198,7 +199,7 @@ def test_a_report_counts_entries_of_a_head_and_the_last_turn_alone() -> None:
     attic = attic_of(make("h2o", 100), first, second)
     assert not attic.is_empty and attic_of(make("h2o", 100), Group((0,))).is_empty
     first.n_recalled, second.n_recalled, second.n_dropped = 10, 30, 80
-    attic.recall_next(500, [])
+    attic.begin_turn()
     first.n_recalled, second.n_recalled = 20, 60
     report = attic.report()
     assert (report.entries, report.bytes, report.dropped) == (175, 200, 10)  # 8 heads
@@ -207,16 +208,26 @@ def test_a_report_counts_entries_of_a_head_and_the_last_turn_alone() -> None:
     assert attic.report().recalled == 0.0
 
 
+def test_left_to_itself_it_recalls_as_often_as_costs_little() -> None:
+    def interval(weight_bytes: int, **options: Any) -> int:
+        attic = Attic([Group((0,))], make("h2o", 100), AtticOptions("ram", **options), weight_bytes)
+        return attic.interval()  # of 100 bytes, half of them keys
+
+    assert [interval(n) for n in (10_000, 500, 250, 100, 0)] == [1, 1, 2, 5, 50]
+    assert interval(100, every=3) == 3 and interval(100, every=0) == 0
+
+
 def test_wrong_options_are_refused() -> None:
     for options, word in (({"place": "rom"}, "'rom'"), ({"limit": 0}, "0"), ({"limit": True}, "True")):
         with pytest.raises(OptionError, match=word):
             AtticOptions(**{"place": "ram", **options})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("policy", [make("tova", 100), make("h2o", 100, granularity="token")])
-def test_a_policy_that_pools_heads_has_no_attic(policy: Any) -> None:
+def test_a_policy_with_one_list_for_all_layers_has_no_attic() -> None:
     """After a recall they no longer hold the same positions, and it could name no victims."""
-    with pytest.raises(OptionError, match=f"{policy.name} evicts the same positions from [24] heads"):
-        attic_of(policy, Group((0, 1)))
-    attic_of(make("h2o", 100, granularity="head"), Group((0, 1)))
-    attic_of(make("tova", 100), Group((0, 1), n_head_kv=1))
+    with pytest.raises(OptionError, match="h2o evicts the same positions from 4 layers"):
+        attic_of(make("h2o", 100, granularity="token"), Group((0, 1)), Group((2, 3)))
+    attic_of(make("h2o", 100, granularity="token"), Group((0,)))
+    group = Group((0, 1))
+    attic_of(make("tova", 100), group).recall_next(500, [])
+    assert group.told[-1]["is_shared"], "the heads of a layer recall the same positions"
