@@ -70,7 +70,7 @@ def require_own_layers(policy: Policy, n_layer: int) -> None:
     if getattr(policy, "granularity", "head") == "token" and n_layer > 1:
         raise OptionError(
             f"{policy.name} evicts the same positions from {n_layer} layers (granularity 'token'), and with "
-            "an attic each of them recalls others: take granularity 'head' or 'layer', or leave the attic out",
+            "an attic each of them recalls others: take granularity 'head' or 'layer', or no attic",
             "attic",
             "granularity",
         )
