@@ -1,6 +1,6 @@
 """Answers to what was evicted: with an attic, without, and with the full cache.
 
-python scripts/recall.py [MODEL] [--length 1024] [--kept 0.1] [-n 10] [--task grid] [--out docs/figures/recall]
+python scripts/recall.py [MODEL] [--length 1024] [--kept 0.1] [--task grid] [--out docs/figures/recall]
 
 Samples, reading in blocks and scores are those of `h2o-gguf eval`; results are kept and found again likewise.
 """
