@@ -30,6 +30,10 @@ class Guesses:
         """Remember tokens evaluated ahead and the logits after each."""
         self._ahead = list(zip(tokens, rows, strict=True))
 
+    def clear(self) -> None:
+        """Forget what was evaluated ahead."""
+        self._ahead.clear()
+
     def take(self, token: int) -> NDArray[np.float32] | None:
         """The logits after `token` if it was guessed right; else forget all guesses."""
         if self._ahead and self._ahead[0][0] == token:

@@ -139,6 +139,8 @@ class Engine:
         self.context.clear()
         self._shorten(0)
         self._logits = self._mark = None
+        self._is_recalling = False
+        self._begin_turn()
 
     def rollback(self, n_past: int) -> bool:
         """Forget all tokens from position n_past on; False, and nothing forgotten, where that is inexact."""
@@ -397,6 +399,7 @@ class Engine:
             self._mark = (self.n_past, logits)
         if self._evictor is not None:
             self._evictor.forget(self.n_past)
+        self._begin_turn()
 
     def close(self) -> None:
         """Detach from the context; may be called twice."""
@@ -440,6 +443,11 @@ class Engine:
 
     def _advance(self, token: int, guesses: Guesses, cancel: CancelToken | None) -> None:
         """Enter one token into the sequence: evaluated ahead, or now together with new guesses."""
+        if self._is_recalling:
+            guesses.clear()  # what was evaluated ahead did not see what comes back now
+            self._settle()
+            self._decode([token], cancel)
+            return
         row = guesses.take(token)
         if row is not None:
             self._enter([token], row[None, :])

@@ -90,9 +90,8 @@ class H2OLlama(LowLevel, Completions, Sessions, high.Llama):  # type: ignore[mis
     attic : where evicted entries stay, to be fetched back when a new prompt attends to them: "ram", "disk"
         (a file that ends with the process), or "off": they are lost. recall_every : generated tokens after
         which they are fetched back too; 0: only while a prompt is read; None: as often as costs little.
-        attic_limit : bytes of them, beyond
-        which the least-scored are dropped; None: 1 GiB. attic_type : what they are kept as, as type_k takes
-        it; None: the cache's own types.
+        attic_limit : bytes of them, beyond which the least-scored are dropped; None: 1 GiB. attic_type : what
+        they are kept as, as type_k takes it; None: the cache's own types.
     attention : how scores are computed: "auto", "fused", "composed" or "reference".
     n_ctx : 0 is the model's context. Without eviction the longest sequence; with eviction sequences have no
         end, and this is the window of positions that is used.

@@ -33,7 +33,7 @@ class Sessions:
     _seed: int
 
     def save_state(self) -> Any:
-        """The sequence as a llama_cpp.LlamaState; its size grows with the cells used."""
+        """The sequence as a llama_cpp.LlamaState; its size grows with the cells used and the attic."""
         with self._call():
             return self._save_state()
 

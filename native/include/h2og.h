@@ -213,7 +213,8 @@ typedef struct h2og_attic_info {
     int64_t n_recalled;       // likewise
 } h2og_attic_info;
 
-// Forgets what an attic held before.  Each group has its own.
+// Forgets what an attic held before.  Each group has its own.  The sequence that needs room drops its own least-scored; one that
+// has nothing yet when others hold all of it keeps nothing.
 H2OG_API int32_t h2og_set_attic(h2og_cache * cache, const h2og_attic_params * params);
 H2OG_API int32_t h2og_get_attic(h2og_cache * cache, int32_t seq, h2og_attic_info * out);
 
@@ -224,12 +225,14 @@ typedef struct h2og_span { int32_t first, end; } h2og_span;  // positions, end n
 
 // While the next batch is decoded, before each layer attends, the queries of the sequence's tokens in it, the newest n_asked,
 // fetch back entries that they attend to, at most n_most for each KV head, in place of entries they do not, other than those at
-// positions to keep.  is_shared: the heads of a layer exchange the same positions, for policies that evict so.  Used by the next llama_decode, whether it succeeds or not.  Of each group on its own.
+// positions to keep.  Each ubatch of the batch does so for itself.  h2og_rollback_min() rises above the positions whose entries
+// were exchanged: keep the newest, if they are to be rolled back.  is_shared: the heads of a layer exchange the same positions,
+// for policies that evict so.  Used by the next batch that is placed; emptying the sequence withdraws it.  Of each group on its own.
 H2OG_API int32_t h2og_recall_next(h2og_cache * cache, int32_t seq, const h2og_span * keep, int32_t n_keep, int32_t n_most, int32_t n_asked,
                                   int32_t is_shared);
 
 // What llama.cpp's own saved state lacks, and cannot be restored without once entries were evicted: positions, scores,
-// counters, recorded queries.  Save after llama_state_get_data and load after
+// counters, recorded queries, and evicted entries as far as they are kept, which are most of it.  Save after llama_state_get_data and load after
 // llama_state_set_data of the same state.  h2og_state_size returns bytes (or a status); save writes exactly those.
 H2OG_API int64_t h2og_state_size(h2og_cache * cache, int32_t seq);
 H2OG_API int32_t h2og_state_save(h2og_cache * cache, int32_t seq, uint8_t * out, int64_t size);

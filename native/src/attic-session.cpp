@@ -28,6 +28,8 @@ bool is_type(int32_t type, int64_t head_dim) {
 
 } // namespace
 
+const size_t Attic::EMPTY_BYTES = sizeof(Header);
+
 size_t Attic::saved_bytes(int32_t stream) const {
     Header header = {};
     header.n_entry = n_entry(stream);

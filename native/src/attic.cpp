@@ -66,6 +66,12 @@ Attic::Attic(const h2og_state & state, const h2og_attic_params & params) :
     }
 }
 
+Attic::~Attic() {
+    for (int32_t s = 0; s < int32_t(streams.size()); ++s) {
+        clear(s);
+    }
+}
+
 size_t Attic::row_of(int32_t layer, int32_t head) const {
     return size_t(layer)*state.n_head_kv + head;
 }
@@ -90,12 +96,12 @@ RowLayout Attic::layout(int32_t layer, bool is_v) const {
 }
 
 bool Attic::grow(int32_t stream) {
-    if (n_chunk >= max_chunks) {
+    if (is_full || n_chunk >= max_chunks) {
         return false;
     }
     char * chunk = chunks.get();
     if (chunk == nullptr) {
-        max_chunks = n_chunk;  // no use in asking again
+        is_full = true;
         return false;
     }
     streams[stream].chunks.push_back(chunk);
@@ -162,14 +168,14 @@ int32_t Attic::extend(int32_t stream, int32_t n) {
     return n;
 }
 
-void Attic::take(int32_t stream, const int32_t * victims, int32_t n) {
+int32_t Attic::take(int32_t stream, const int32_t * victims, int32_t n) {
     std::vector<char> raw(std::max(ggml_row_size(state.layers[0].k->type, state.head_dim_k),
                                    value_bytes == 0 ? 0 : ggml_row_size(state.layers[0].v->type, state.head_dim_v)));
     for (int32_t begin = 0; begin < n;) {
         const int32_t more = extend(stream, n - begin);
         if (more == 0) {
             streams[stream].n_dropped += int64_t(n - begin)*state.n_layer*state.n_head_kv;
-            return;
+            return begin;
         }
         const int32_t first = streams[stream].n - more;
         for (int32_t j = 0; j < state.n_layer; ++j) {
@@ -194,6 +200,15 @@ void Attic::take(int32_t stream, const int32_t * victims, int32_t n) {
             }
         }
         begin += more;
+    }
+    return n;
+}
+
+void Attic::untake(int32_t stream, int32_t n) {
+    Sequence & sequence = streams[stream];
+    sequence.n -= std::min(n, sequence.n);
+    for (auto & entries : sequence.entries) {
+        entries.resize(sequence.n);
     }
 }
 
@@ -233,6 +248,7 @@ void Attic::clear(int32_t stream) {
         chunks.give_back(chunk);
     }
     n_chunk -= int32_t(sequence.chunks.size());
+    is_full = is_full && sequence.chunks.empty();
     sequence = Sequence{};
     sequence.entries.resize(size_t(state.n_layer)*state.n_head_kv);
 }

@@ -26,6 +26,10 @@ public:
     struct Entry { int32_t pos, rope_pos; float score; };
 
     Attic(const h2og_state & state, const h2og_attic_params & params);
+    ~Attic();
+
+    Attic(const Attic &) = delete;
+    Attic & operator=(const Attic &) = delete;
 
     int32_t n_entry(int32_t stream) const { return streams[stream].n; }  // of each head
     std::vector<Entry> & entries(int32_t stream, int32_t layer, int32_t head) { return streams[stream].entries[row_of(layer, head)]; }
@@ -35,8 +39,10 @@ public:
     char * keys  (int32_t stream, int32_t layer, int32_t head, int32_t i) const;
     char * values(int32_t stream, int32_t layer, int32_t head, int32_t i) const;
 
-    // Copies the entries in these cells, victims[n_layer][n_head_kv][n], before they are overwritten.
-    void take(int32_t stream, const int32_t * victims, int32_t n);
+    // Copies the entries in these cells, victims[n_layer][n_head_kv][n], before they are overwritten; how many of each head
+    // there was room for.  The other way: forgets the last n it took.
+    int32_t take  (int32_t stream, const int32_t * victims, int32_t n);
+    void    untake(int32_t stream, int32_t n);
 
     // Puts the entry of a slot into a cell of the cache, and what was there into the slot. Different heads may be exchanged
     // at the same time.
@@ -49,6 +55,7 @@ public:
     void copy (int32_t from, int32_t to);
 
     // A sequence's entries in a saved state.  check_saved throws unless they fit this cache; it returns their bytes.
+    static const size_t EMPTY_BYTES;  // without any
     size_t    saved_bytes(int32_t stream) const;
     void      save(int32_t stream, uint8_t * out) const;
     static size_t check_saved(const h2og_state & state, const uint8_t * data, size_t size, int32_t n_past);
@@ -85,6 +92,7 @@ private:
 
     Chunks chunks;
     int32_t max_chunks, n_chunk = 0;
+    bool    is_full = false;       // the memory or the disk had no more, and nothing was given back since
     std::vector<Sequence> streams;
     std::mutex counting;
 };

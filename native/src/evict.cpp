@@ -150,19 +150,24 @@ void h2og_state::evict(int32_t s, const int32_t * victims, int32_t n) {
         }
     }
 
-    if (attic != nullptr) {
-        attic->take(s, victims, n);
-    }
-    for (int32_t j = 0; j < n_layer; ++j) {
-        move_rows(layers[j], s, moves[j]);
-        for (const Move & m : moves[j]) {
-            const size_t i = index(s, j, m.head);
-            pos     [i + m.to] = pos     [i + m.from];
-            rope_pos[i + m.to] = rope_pos[i + m.from];
-            scores  [i + m.to] = scores  [i + m.from];
-            recalled[i + m.to] = recalled[i + m.from];
-            stream.exact_from = std::max(stream.exact_from, stream.books[m.to] + 1);
+    const int32_t n_taken = attic != nullptr ? attic->take(s, victims, n) : 0;
+    try {
+        for (int32_t j = 0; j < n_layer; ++j) {
+            move_rows(layers[j], s, moves[j]);
+            for (const Move & m : moves[j]) {
+                const size_t i = index(s, j, m.head);
+                pos     [i + m.to] = pos     [i + m.from];
+                rope_pos[i + m.to] = rope_pos[i + m.from];
+                scores  [i + m.to] = scores  [i + m.from];
+                recalled[i + m.to] = recalled[i + m.from];
+                stream.exact_from = std::max(stream.exact_from, stream.books[m.to] + 1);
+            }
         }
+    } catch (...) {
+        if (attic != nullptr) {
+            attic->untake(s, n_taken);  // they are evicted again when room is asked for again
+        }
+        throw;
     }
     for (const int32_t cell : released) {
         clear_entry(s, cell);
@@ -173,6 +178,9 @@ void h2og_state::evict(int32_t s, const int32_t * victims, int32_t n) {
     h2og_access::release(*cache, s, released);
 
     stream.n_used      -= n;
+    if (stream.n_used == 0 && attic != nullptr) {
+        attic->clear(s);  // llama.cpp counts from 0 again: what was there is of another text
+    }
     stream.n_evicted   += n;
     stream.n_evictions += 1;
 }

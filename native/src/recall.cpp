@@ -67,7 +67,7 @@ Question Recall::question_of(const Head & head, const Asked & asked) const {
     return { head.q.data(), head.n_row, int32_t(head.whole.size()), state.head_dim_k, round_up(state.head_dim_k, kernel.lanes), asked.softcap };
 }
 
-void Recall::look(int32_t layer, const Asked & asked, int32_t i_thread, int32_t n_thread) {
+void Recall::look_at_cache(int32_t layer, const Asked & asked, int32_t i_thread, int32_t n_thread) {
     if (i_thread == 0) {
         next_search   = 0;
         next_exchange = 0;
@@ -106,7 +106,7 @@ void Recall::look(int32_t layer, const Asked & asked, int32_t i_thread, int32_t 
     }
 }
 
-void Recall::search(int32_t layer, const Asked & asked) {
+void Recall::search_attic(int32_t layer, const Asked & asked) {
     const Attic & attic = *state.attic;
     const int32_t n = attic.n_entry(stream), n_chunk = (n + Attic::CHUNK - 1)/Attic::CHUNK;
     for (int32_t i; (i = next_search.fetch_add(1, std::memory_order_relaxed)) < n_chunk*state.n_head_kv;) {
@@ -119,12 +119,36 @@ void Recall::search(int32_t layer, const Asked & asked) {
     }
 }
 
-void Recall::exchange(int32_t layer) {
-    const int32_t n_sharing = is_shared ? state.n_head_kv : 1;
-    for (int32_t i; (i = next_exchange.fetch_add(1, std::memory_order_relaxed)) < state.n_head_kv/n_sharing;) {
-        exchange_heads(layer, i*n_sharing, n_sharing);
+// Threads of a graph must not throw; a layer that others have looked at only in part is left as it is.
+template <typename F>
+void Recall::unless_failed(const F & f) noexcept {
+    if (has_failed) {
+        return;
+    }
+    try {
+        f();
+    } catch (...) {
+        has_failed = true;
     }
 }
+
+void Recall::look(int32_t layer, const Asked & asked, int32_t i_thread, int32_t n_thread) {
+    unless_failed([&] { look_at_cache(layer, asked, i_thread, n_thread); });
+}
+
+void Recall::search(int32_t layer, const Asked & asked) {
+    unless_failed([&] { search_attic(layer, asked); });
+}
+
+void Recall::exchange(int32_t layer) {
+    unless_failed([&] {
+        const int32_t n_sharing = is_shared ? state.n_head_kv : 1;
+        for (int32_t i; (i = next_exchange.fetch_add(1, std::memory_order_relaxed)) < state.n_head_kv/n_sharing;) {
+            exchange_heads(layer, i*n_sharing, n_sharing);
+        }
+    });
+}
+
 
 // The largest score of each position and of those it comes with, over the heads: as many as there are positions.
 std::vector<float> Recall::scores_by_position(int32_t layer, int32_t first, int32_t n_sharing) const {

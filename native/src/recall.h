@@ -44,6 +44,7 @@ public:
     Recall(h2og_state & state, int32_t stream, std::vector<Span> protected_, int32_t n_most, int32_t n_asked,
            bool is_shared);
 
+    // None of them throws.
     void look    (int32_t layer, const Asked & asked, int32_t i_thread, int32_t n_thread);
     void search  (int32_t layer, const Asked & asked);
     void exchange(int32_t layer);
@@ -58,6 +59,10 @@ private:
     };
 
     bool is_protected(int32_t pos) const;
+    template <typename F>
+    void unless_failed(const F & f) noexcept;
+    void look_at_cache(int32_t layer, const Asked & asked, int32_t i_thread, int32_t n_thread);
+    void search_attic (int32_t layer, const Asked & asked);
     void load_queries(Head & head, int32_t ih, const Asked & asked) const;
     Question question_of(const Head & head, const Asked & asked) const;
     std::vector<float> scores_by_position(int32_t layer, int32_t first, int32_t n_sharing) const;
@@ -70,6 +75,7 @@ private:
     const int32_t n_most, n_asked;
     const bool is_shared;
     std::vector<Head> heads;
+    std::atomic<bool>    has_failed{false};                 // for want of memory: nothing more comes back
     std::atomic<int32_t> next_search{0}, next_exchange{0};  // of a layer: what no thread has begun
 };
 

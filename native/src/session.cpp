@@ -1,4 +1,4 @@
-// What a saved llama.cpp state lacks: cells, positions, scores, counters and recorded queries, in the order llama.cpp saves its cells.
+// What a saved llama.cpp state lacks: cells, positions, scores, counters, recorded queries and evicted entries, in the order llama.cpp saves its cells.
 #include "rows.h"
 #include "state.h"
 
@@ -25,7 +25,7 @@ struct Header {
     int64_t  attic_bytes;              // of the evicted entries behind them
 };
 
-struct Entry { int32_t pos, rope_pos; float score; };
+struct Entry { int32_t pos, rope_pos; float score; int32_t is_recalled; };
 
 int32_t query_floats(const h2og_state & state) {
     int32_t n = 0;
@@ -135,7 +135,7 @@ void state_save(h2og_state & state, int32_t s, uint8_t * out, int64_t size) {
         for (int32_t ih = 0; ih < state.n_head_kv; ++ih) {
             const size_t i = state.index(s, j, ih);
             for (const int32_t cell : cells) {
-                const Entry e = { state.pos[i + cell], state.rope_pos[i + cell], state.scores[i + cell] };
+                const Entry e = { state.pos[i + cell], state.rope_pos[i + cell], state.scores[i + cell], state.recalled[i + cell] };
                 memcpy(out, &e, sizeof(e));
                 out += sizeof(e);
             }
@@ -188,6 +188,9 @@ void state_load(h2og_state & state, int32_t s, const uint8_t * data, int64_t siz
              (long long) header.attic_bytes);
     }
     const uint8_t * saved_attic = data + expected;
+    if (header.attic_bytes > int64_t(Attic::EMPTY_BYTES) && header.n_evicted == 0) {
+        fail(H2OG_STATE, "the saved state has evicted entries, and none was ever evicted");
+    }
     if (header.attic_bytes > 0 && Attic::check_saved(state, saved_attic, size_t(header.attic_bytes), header.n_past) != size_t(header.attic_bytes)) {
         fail(H2OG_STATE, "the saved state has %lld bytes of evicted entries, and not as many as they take", (long long) header.attic_bytes);
     }
@@ -220,6 +223,7 @@ void state_load(h2og_state & state, int32_t s, const uint8_t * data, int64_t siz
                 state.pos[i + cell]      = e.pos;
                 state.rope_pos[i + cell] = e.rope_pos;
                 state.scores[i + cell]   = e.score;
+                state.recalled[i + cell] = e.is_recalled != 0;
             }
         }
     }

@@ -253,6 +253,9 @@ void h2og_state::forget(int32_t stream) {
     if (attic != nullptr) {
         attic->clear(stream);
     }
+    if (!next_recalls.empty()) {
+        next_recalls[stream].reset();
+    }
     streams[stream] = Stream{};
     streams[stream].books.assign(n_cells, -1);
 }

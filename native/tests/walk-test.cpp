@@ -215,6 +215,18 @@ void keeps_a_limit(llama_model & model) {
           (long long) counters.n_evicted*all);
     CHECK(llama_memory_seq_rm(llama_get_memory(ctx.get()), 0, -1, -1), "clearing was refused");
     CHECK(h2og_get_attic(cache, 0, &info) == H2OG_OK && info.n_entry == 0 && info.bytes == 0 && info.n_dropped == 0, "not emptied");
+
+    // Without any entry left llama.cpp counts from 0 again: another text begins, and nothing of the old one comes back.
+    for (int i = 0; i < 20; ++i) {
+        CHECK(tiny::decode(*ctx, tiny::random_tokens(rng, 16)) == 0, "%s", h2og_last_error());
+    }
+    policy.n_recent = 0;
+    CHECK(h2og_make_room(cache, 0, 0) > 0, "%s", h2og_last_error());
+    CHECK(h2og_get_attic(cache, 0, &info) == H2OG_OK && info.n_entry == 0, "%d entries of a text that is gone", info.n_entry);
+    for (int i = 0; i < 8; ++i) {
+        CHECK(tiny::decode(*ctx, tiny::random_tokens(rng, 16)) == 0, "%s", h2og_last_error());
+        CHECK(h2og_recall_next(cache, 0, nullptr, 0, 8, 4, 0) == H2OG_OK, "%s", h2og_last_error());
+    }
     h2og_detach(cache);
 }
 
