@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from h2o_gguf.align import align
 from h2o_gguf.attic import N_TURN, Attic
+from h2o_gguf.batches import batches
 from h2o_gguf.cancel import CancelToken
 from h2o_gguf.drafts import Draft, Guesses
 from h2o_gguf.errors import (
@@ -322,10 +323,7 @@ class Engine:
 
     def _batches(self, n: int, recall: bool) -> list[tuple[int, int]]:
         """The batches that n tokens are read in; those that recall come in one of their own."""
-        size = self.context.n_batch
-        n_last = min(n, N_TURN, size) if recall and self._will_recall(n) else 0
-        cuts = [*range(0, n - n_last, size), n - n_last] if n_last else [*range(0, n, size)]
-        return list(zip(cuts, [*cuts[1:], n], strict=True))
+        return batches(n, self.context.n_batch, N_TURN if recall and self._will_recall(n) else 0)
 
     def _will_recall(self, n: int) -> bool:
         """Whether anything has been evicted, or will have been when the last of n tokens are read."""

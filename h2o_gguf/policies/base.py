@@ -200,10 +200,10 @@ def ask(policy: Policy, view: CacheView, n: int) -> Cells:
         says what protects the others. PolicyError, it raised, or chose victims it may not choose.
     """
     if view.recalled is not None:
-        others = view
+        sparing = view
         view = replace(view, recalled=None)
         with contextlib.suppress(Exception):  # too few others, or what is said below
-            return check_victims(view, policy.victims(others, n), n, policy)
+            return check_victims(view, policy.victims(sparing, n), n, policy)
     try:
         victims = policy.victims(view, n)
     except CacheFullError:
