@@ -25,6 +25,7 @@ from h2o_gguf.errors import (
 from h2o_gguf.eviction import Evictor, NativeCache, OnEvict, Span, check_pins, room_failure
 from h2o_gguf.policies import LayerBudgets, Policy, Split
 from h2o_gguf.protocols import UNBOUNDED, Logits, Progress, Sampler
+from h2o_gguf.recalls import Recalls
 from h2o_gguf.report import KVReport
 from h2o_gguf.token_log import TokenLog
 from h2o_gguf.view import CacheView
@@ -49,7 +50,7 @@ class Engine:
         seen, no more and no less.
     cache : the native cache, None when nothing is ever evicted.
     pins : position spans that are never victims.
-    attic : where evicted entries stay, None where they are lost.
+    recalls : which batches fetch evicted entries back, and from where.
     n_ctx : most tokens of a sequence; UNBOUNDED with eviction, unless positions cannot be renumbered.
     """
 
@@ -71,7 +72,6 @@ class Engine:
         self.context: Context = ctx if model is None else _context(ctx, model)
         self.cache = cache
         self.policy = policy if cache is not None else None
-        self.attic = attic
         self.n_ctx = (
             n_ctx if n_ctx is not None else (UNBOUNDED if cache is not None else self.context.n_cells)
         )
@@ -80,7 +80,7 @@ class Engine:
         self.cancelled = False  # whether the last generation was cut off by its token
         self.on_logits: Callable[[int, Logits], None] | None = None  # gets (position, rows) of every batch
         self.on_recall: list[OnRecall] = []  # told after a batch that fetched entries back
-        self._is_recalling = False
+        self.recalls = Recalls(attic)
         self._kv_bytes = kv_bytes
         self._pins: tuple[Span, ...] = ()
         self._logits: Logits | None = None  # after the last token; None when they must be computed
@@ -88,6 +88,11 @@ class Engine:
         self._evictor = Evictor(self.policy) if self.policy is not None else None
         if cache is not None and self._evictor is not None:
             self._evictor.attach(cache)
+
+    @property
+    def attic(self) -> Attic | None:
+        """Where evicted entries stay; None where they are lost."""
+        return self.recalls.attic
 
     @property
     def tokens(self) -> list[int]:
@@ -140,8 +145,8 @@ class Engine:
         self.context.clear()
         self._shorten(0)
         self._logits = self._mark = None
-        self._is_recalling = False
-        self._begin_turn()
+        self.recalls.disarm()
+        self.recalls.begin_turn()
 
     def rollback(self, n_past: int) -> bool:
         """Forget all tokens from position n_past on; False, and nothing forgotten, where that is inexact."""
@@ -237,8 +242,8 @@ class Engine:
                 if cancel is not None and cancel.cancelled:
                     raise Cancelled(f"cancelled after {start} of {len(todo)} prompt tokens")
                 if recall and end == len(todo):
-                    self._begin_turn()
-                    self._recall_next()
+                    self.recalls.begin_turn()
+                    self.recalls.arm(self.n_past, self._pins)
                 self._decode(todo[start:end], cancel)
                 if self._evictor is not None:
                     self._evictor.n_prompt = self.n_past
@@ -290,8 +295,7 @@ class Engine:
                 n += 1
                 if n == max_tokens or self.n_past + 1 >= self.n_ctx:
                     return
-                if self.attic and (every := self.attic.interval()) and n % every == 0:
-                    self._recall_next()
+                self.recalls.arm_generated(n, self.n_past, self._pins)
                 try:
                     self._advance(token, guesses, cancel)
                 except Cancelled:
@@ -323,22 +327,9 @@ class Engine:
 
     def _batches(self, n: int, recall: bool) -> list[tuple[int, int]]:
         """The batches that n tokens are read in; those that recall come in one of their own."""
-        return batches(n, self.context.n_batch, N_TURN if recall and self._will_recall(n) else 0)
-
-    def _will_recall(self, n: int) -> bool:
-        """Whether anything has been evicted, or will have been when the last of n tokens are read."""
-        if self.attic is None or self.policy is None:
-            return False
-        return not self.attic.is_empty or self.n_past + n > self.policy.budget
-
-    def _begin_turn(self) -> None:
-        if self.attic:
-            self.attic.begin_turn()
-
-    def _recall_next(self) -> None:
-        if self.attic and not self.attic.is_empty:
-            self.attic.recall_next(self.n_past, self._pins)
-            self._is_recalling = True
+        budget = self.policy.budget if self.policy is not None else 0
+        recalls = recall and self.recalls.may_follow(self.n_past + n, budget)
+        return batches(n, self.context.n_batch, N_TURN if recalls else 0)
 
     def keep_budget(self) -> None:
         """Evict down to the budget, so that a cache at rest is within it."""
@@ -397,7 +388,7 @@ class Engine:
             self._mark = (self.n_past, logits)
         if self._evictor is not None:
             self._evictor.forget(self.n_past)
-        self._begin_turn()
+        self.recalls.begin_turn()
 
     def close(self) -> None:
         """Detach from the context; may be called twice."""
@@ -441,7 +432,7 @@ class Engine:
 
     def _advance(self, token: int, guesses: Guesses, cancel: CancelToken | None) -> None:
         """Enter one token into the sequence: evaluated ahead, or now together with new guesses."""
-        if self._is_recalling:
+        if self.recalls.is_armed:
             guesses.clear()  # what was evaluated ahead did not see what comes back now
             self._settle()
             self._decode([token], cancel)
@@ -476,7 +467,7 @@ class Engine:
     def _evaluate(self, tokens: Sequence[int], cancel: CancelToken | None, *, all_logits: bool) -> Logits:
         """Evaluate one batch; return its logits, of the last token only unless all_logits."""
         self._logits = None
-        recalls, self._is_recalling = self._is_recalling, False
+        recalls = self.recalls.disarm()
         code = self.context.decode(tokens, self.n_past, all_logits=all_logits, cancel=cancel)
         is_policys = self._evictor is not None and self._evictor.has_error
         if code == 0 and not is_policys:

@@ -13,6 +13,7 @@ from h2o_gguf.attic import LAST, N_ASKED, N_TURN, Attic, AtticOptions
 from h2o_gguf.engine import Engine
 from h2o_gguf.errors import OptionError
 from h2o_gguf.policies import LayerBudgets, Policy, make
+from h2o_gguf.recalls import Recalls
 
 
 def with_attic(
@@ -20,7 +21,7 @@ def with_attic(
 ) -> tuple[Engine, FakeContext, FakeCache, FakeAttic]:
     e, context, cache = evicting(budget, n_batch=n_batch)
     attic = FakeAttic(context, every, is_empty=is_empty)
-    e.attic = attic  # type: ignore[assignment]
+    e.recalls = Recalls(attic)  # type: ignore[arg-type]
     return e, context, cache, attic
 
 

@@ -29,6 +29,7 @@ from h2o_gguf.evaluation.statistics import bootstrap, hidden_loss, samples_neede
 from h2o_gguf.evaluation.store import Store
 from h2o_gguf.evaluation.summary import ALL, floors, summarize
 from h2o_gguf.evaluation.variants import AUTO, FULL, Variant, compared, with_attics, with_controls
+from h2o_gguf.recalls import Recalls
 
 FACTS = {"model": "m"}
 
@@ -267,7 +268,8 @@ def test_one_shot_has_no_attic_and_no_attic_no_recalls() -> None:
 
 def test_the_last_block_of_a_question_recalls_and_no_other() -> None:
     e, context, _ = evicting(n_batch=40)
-    e.attic = attic = FakeAttic(context)  # type: ignore[assignment]
+    attic = FakeAttic(context)
+    e.recalls = Recalls(attic)  # type: ignore[arg-type]
     read_blocks(e, [1] * 100, 40)
     assert attic.asked == []
     read_blocks(e, [2] * 90, 40, recall=True)
