@@ -79,7 +79,8 @@ def require_own_layers(policy: Policy, n_layer: int) -> None:
 class Attic:
     """The attics of a cache's groups.
 
-    groups : native caches, each with the n_layer and n_head_kv it is of. policy : theirs.
+    groups : native caches, each with the n_layer and n_head_kv it is of. policy : the one whose sinks, window
+    and budget a recall keeps to.
     """
 
     def __init__(
@@ -90,7 +91,7 @@ class Attic:
         Raises: OptionError, limit, type, folder or the policy's granularity does not fit.
         """
         require_own_layers(policy, sum(len(group.layer_ids) for group in groups))
-        self._groups, self._policy, self.options = groups, policy, options
+        self._groups, self.policy, self.options = groups, policy, options
         self._weight_bytes = weight_bytes
         self._n_recalled = 0  # before the last turn
         kind = OWN_TYPE if options.type is None else options.type
@@ -131,9 +132,9 @@ class Attic:
         return all(group.attic.info().n_entry == 0 for group in self._groups)
 
     def _policy_of(self, group: Any) -> Policy:
-        if isinstance(self._policy, LayerBudgets):
-            return self._policy.part(group.layer_ids)
-        return self._policy
+        if isinstance(self.policy, LayerBudgets):
+            return self.policy.part(group.layer_ids)
+        return self.policy
 
     def _total(self, name: str) -> int:
         return sum(int(getattr(group.attic.info(), name)) for group in self._groups)

@@ -27,6 +27,7 @@ from h2o_gguf.policies import LayerBudgets, Policy, Split
 from h2o_gguf.protocols import UNBOUNDED, Logits, Progress, Sampler
 from h2o_gguf.recalls import Recalls
 from h2o_gguf.report import KVReport
+from h2o_gguf.saved_traces import SavedTraces
 from h2o_gguf.token_log import TokenLog
 from h2o_gguf.view import CacheView
 
@@ -379,15 +380,24 @@ class Engine:
             attic=self.attic.report() if self.attic is not None else None,
         )
 
-    def adopt(self, tokens: Sequence[int], logits: Logits | None) -> None:
-        """Take over a sequence the context was given by other means (a loaded session)."""
+    def traces(self) -> tuple[SavedTraces, ...]:
+        """What the policy keeps of every entry, for `adopt`."""
+        if self.cache is None or self._evictor is None:
+            return ()
+        return self._evictor.saved_traces(self.cache)
+
+    def adopt(self, tokens: Sequence[int], logits: Logits | None, traces: Sequence[SavedTraces] = ()) -> None:
+        """Take over a sequence the context was given by other means (a loaded session).
+
+        traces : what this policy kept of its entries.
+        """
         self._log.shorten(0)
         self._log.extend(tokens)
         self._logits, self._mark = logits, None
         if logits is not None:
             self._mark = (self.n_past, logits)
         if self._evictor is not None:
-            self._evictor.forget(self.n_past)
+            self._evictor.take_over(self.n_past, traces)
         self.recalls.begin_turn()
 
     def close(self) -> None:

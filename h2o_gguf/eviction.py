@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from h2o_gguf.errors import BudgetError
 from h2o_gguf.policies import Cells, LayerBudgets, Policy, ask, ask_traces
 from h2o_gguf.policies.shares import HALF, QUARTER
+from h2o_gguf.saved_traces import SavedTraces
 from h2o_gguf.traces import Traces
 from h2o_gguf.view import CacheView
 
@@ -106,11 +107,29 @@ class Evictor:
         for traces in self._traces.values():
             traces.drop_from(n_past)
 
-    def forget(self, n_past: int) -> None:
-        """Another sequence of n_past tokens is in the cache now: a prompt, without traces or queries."""
-        self._traces.clear()
+    def take_over(self, n_past: int, saved: Sequence[SavedTraces] = ()) -> None:
+        """Another sequence of n_past tokens is in the cache now: a prompt, without queries.
+
+        saved : its traces, of this policy; those of layers that share a cache here too are of use.
+        """
         self.n_prompt = n_past
         self._n_untraced = n_past if self.policy.n_observed else 0  # without queries it is all there to see
+        self._traces.clear()
+        for each in saved:
+            if each.numbers.shape[0] == self.policy.n_trace and 0 <= each.n_seen <= n_past:
+                self._traces[each.layers] = Traces(self.policy.n_trace)
+                self._traces[each.layers].put(each.pos, each.numbers, each.n_seen)
+
+    def saved_traces(self, cache: NativeCache) -> tuple[SavedTraces, ...]:
+        """The traces of what the cache holds, for `take_over`."""
+        if not self.policy.n_trace:
+            return ()
+        views = [group.view() for group in cache.groups]
+        return tuple(
+            self._traces[layers].save(layers, view.pos)
+            for view in views
+            if (layers := tuple(view.layer_ids)) in self._traces
+        )
 
     def successor(self, policy: Policy) -> Evictor:
         """Return one that goes on for another policy from what this one knows, which stays as it is.

@@ -10,15 +10,19 @@ __all__ = ["Recalls"]
 
 
 class Recalls:
-    """Arms the next batch of a sequence.  attic : None: nothing is ever recalled."""
+    """Arms the next batch of a sequence.
+
+    attic : None: nothing is ever recalled. is_on : whether batches recall; without, the attic only fills.
+    """
 
     def __init__(self, attic: Attic | None) -> None:
         self.attic = attic
+        self.is_on = True
         self.is_armed = False
 
     def may_follow(self, n_past: int, budget: int) -> bool:
         """Whether there will be something to recall at a position.  budget : entries that are kept."""
-        return self.attic is not None and (not self.attic.is_empty or n_past > budget)
+        return self.is_on and self.attic is not None and (not self.attic.is_empty or n_past > budget)
 
     def begin_turn(self) -> None:
         """Count what is recalled from here on."""
@@ -27,7 +31,7 @@ class Recalls:
 
     def arm(self, n_past: int, pins: Sequence[tuple[int, int]]) -> None:
         """Let the batch at n_past recall.  pins : spans that stay in the cache."""
-        if self.attic is not None and not self.attic.is_empty:
+        if self.is_on and self.attic is not None and not self.attic.is_empty:
             self.attic.recall_next(n_past, pins)
             self.is_armed = True
 

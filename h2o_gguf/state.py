@@ -15,14 +15,15 @@ from numpy.typing import NDArray
 from h2o_gguf.engine import Engine
 from h2o_gguf.errors import StateFileError
 from h2o_gguf.eviction import Span, check_pins
+from h2o_gguf.saved_traces import SavedTraces, pack, unpack
 
 __all__ = ["Session", "put_session", "restore_session", "save_session"]
 
 MAGIC = b"H2OGSES"
-FORMAT = 2
+FORMAT = 3
 HEAD = struct.Struct("<7sBQ32s")  # magic, format, bytes of the whole file, sha256 of what follows
 SIZE = struct.Struct("<Q")  # before each part
-N_PARTS = 5
+N_PARTS = 6
 SHARED_BY = ("head", "layer", "token")  # victims, by ever more
 IMAGE = -1  # stands for a token where a part of an image was
 
@@ -32,12 +33,15 @@ class Session:
     """A saved sequence.
 
     facts : what must be equal in the context it is loaded into (model, types, RoPE).
-    pins : spans that are never victims. granularity : who shared victims. n_evicted : entries evicted so far.
+    policy : whose traces these are; "" without. pins : spans that are never victims. granularity : who shared
+    victims. n_evicted : entries evicted so far.
     tokens : int32[n_past], -1 where an image was. logits : float32[n_vocab] after the last token, or empty.
-    memory : llama.cpp's state. cache : the eviction state, empty without eviction.
+    memory : llama.cpp's state. cache : the eviction state, empty without eviction. traces : what the policy
+    keeps of every entry.
     """
 
     facts: Mapping[str, Any]
+    policy: str
     pins: tuple[Span, ...]
     granularity: str
     n_evicted: int
@@ -45,16 +49,23 @@ class Session:
     logits: NDArray[np.float32]
     memory: bytes
     cache: bytes
+    traces: tuple[SavedTraces, ...]
 
     def to_bytes(self) -> bytes:
         """The session as a file."""
-        books = {"pins": self.pins, "granularity": self.granularity, "n_evicted": self.n_evicted}
+        books = {
+            "policy": self.policy,
+            "pins": self.pins,
+            "granularity": self.granularity,
+            "n_evicted": self.n_evicted,
+        }
         parts = [
             json.dumps({"facts": dict(self.facts), **books}).encode(),
             self.tokens.astype("<i4").tobytes(),
             self.logits.astype("<f4").tobytes(),
             self.memory,
             self.cache,
+            pack(self.traces),
         ]
         body = b"".join(piece for part in parts for piece in (SIZE.pack(len(part)), part))
         return HEAD.pack(MAGIC, FORMAT, HEAD.size + len(body), hashlib.sha256(body).digest()) + body
@@ -67,6 +78,7 @@ class Session:
             books = json.loads(bytes(parts[0]))
             return cls(
                 facts=dict(books["facts"]),
+                policy=str(books["policy"]),
                 pins=tuple((int(start), int(end)) for start, end in books["pins"]),
                 granularity=SHARED_BY[SHARED_BY.index(books["granularity"])],
                 n_evicted=int(books["n_evicted"]),
@@ -74,6 +86,7 @@ class Session:
                 logits=np.frombuffer(parts[2], "<f4").astype(np.float32),
                 memory=bytes(parts[3]),
                 cache=bytes(parts[4]),
+                traces=unpack(bytes(parts[5])),
             )
         except (ValueError, TypeError, LookupError) as error:
             raise _unreadable(str(error)) from error
@@ -127,6 +140,7 @@ def save_session(engine: Engine, facts: Mapping[str, Any]) -> Session:
     logits = engine.logits
     return Session(
         facts=facts,
+        policy=_policy(engine),
         pins=tuple(engine.pins),
         granularity=_granularity(engine),
         n_evicted=engine.report().evicted,
@@ -134,6 +148,7 @@ def save_session(engine: Engine, facts: Mapping[str, Any]) -> Session:
         logits=logits if logits is not None else np.zeros(0, np.float32),
         memory=engine.context.save(),
         cache=engine.cache.save() if engine.cache is not None else b"",
+        traces=engine.traces(),
     )
 
 
@@ -200,8 +215,16 @@ def put_session(engine: Engine, session: Session) -> None:
         engine.cache.load(session.cache)
     if engine.context.n_past() != session.tokens.size:
         raise _unreadable(f"{session.tokens.size} tokens, and a memory of {engine.context.n_past()}")
-    engine.adopt(session.tokens.tolist(), session.logits.copy() if session.logits.size else None)
+    engine.adopt(
+        session.tokens.tolist(),
+        session.logits.copy() if session.logits.size else None,
+        session.traces if session.policy == _policy(engine) else (),
+    )
     engine.keep_budget()
+
+
+def _policy(engine: Engine) -> str:
+    return engine.policy.name if engine.policy is not None else ""
 
 
 def _granularity(engine: Engine) -> str:

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from h2o_gguf.saved_traces import SavedTraces
+
 __all__ = ["Traces"]
 
 N_POSITIONS = 2**31  # positions are int32
@@ -17,8 +19,6 @@ class Traces:
     """n_trace numbers per entry, found again by layer, head and position, whatever cell it lies in.
 
     n_seen : queries before this position are in the numbers, or will never be.
-
-    A saved session holds none: after it is loaded, traces start at 0.
     """
 
     def __init__(self, n_trace: int, n_seen: int = 0) -> None:
@@ -38,19 +38,29 @@ class Traces:
 
         pos : int32[n_layer, n_head_kv, n_cells], -1 empty.  Returns: float32[n_trace, *pos.shape].
         """
-        if self._pos is None or self._pos.shape != pos.shape:
+        if self._pos is None or self._pos.shape[:2] != pos.shape[:2]:
             return np.zeros((self.n_trace, *pos.shape), np.float32)
-        found: NDArray[np.float32] = self._numbers.copy()
+        found: NDArray[np.float32]
+        if self._pos.shape == pos.shape:
+            # An entry that moved left one changed cell for another, so few have to be looked for.
+            was = now = np.flatnonzero((self._pos != pos) | (pos < 0))
+            found = self._numbers.copy()
+        else:  # those of a session, saved without empty cells
+            was, now = np.arange(self._pos.size), np.arange(pos.size)
+            found = np.zeros((self.n_trace, *pos.shape), np.float32)
         numbers, there = self._numbers.reshape(self.n_trace, -1), found.reshape(self.n_trace, -1)
-        changed = np.flatnonzero((self._pos != pos) | (pos < 0))
-        there[:, changed] = 0
-        # An entry that moved left one changed cell for another, so few have to be looked for.
-        left, taken = _held(self._pos, changed, self.n_seen), _held(pos, changed, self.n_seen)
+        there[:, now] = 0
+        left, taken = _held(self._pos, was, self.n_seen), _held(pos, now, self.n_seen)
         _, at, to = np.intersect1d(
             _ids(self._pos, left), _ids(pos, taken), assume_unique=True, return_indices=True
         )
         there[:, taken[to]] = numbers[:, left[at]]
         return found
+
+    def save(self, layers: tuple[int, ...], pos: NDArray[np.int32]) -> SavedTraces:
+        """The numbers of the entries that cells hold now.  layers : theirs. pos : as for `at`."""
+        is_used = (pos >= 0).any((0, 1))
+        return SavedTraces(layers, self.n_seen, pos[..., is_used], self.at(pos)[..., is_used])
 
     def put(self, pos: NDArray[np.int32], numbers: NDArray[np.floating[Any]], n_past: int) -> None:
         """Keep the numbers of the entries that cells hold now, and of no others.

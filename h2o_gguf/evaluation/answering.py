@@ -3,23 +3,35 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from h2o_gguf.attic import N_TURN
+from h2o_gguf.batches import batches
 from h2o_gguf.evaluation.cells import Cell, Outcome
 from h2o_gguf.evaluation.prompting import Prompt
 from h2o_gguf.evaluation.sample import Sample, score
 from h2o_gguf.protocols import Logits
+from h2o_gguf.state import put_session, save_session
 
 if TYPE_CHECKING:
     from h2o_gguf.engine import Engine
     from h2o_gguf.llama import H2OLlama
 
-__all__ = ["answer_bounded", "finish", "read_blocks"]
+__all__ = ["Asked", "answer_bounded", "finish", "from_one_reading", "read_blocks"]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A cell, its sample, and the sample's tokens."""
+
+    cell: Cell
+    sample: Sample
+    prompt: Prompt
 
 
 class Greedy:
@@ -36,40 +48,52 @@ class Greedy:
 def read_blocks(engine: Engine, tokens: Sequence[int], n_batch: int, *, recall: bool = False) -> float:
     """Read tokens, n_batch at a time, with the budget kept after each; return the seconds.
 
-    recall : the last of them, a question's, fetch back evicted entries, as Engine.prefill says.
+    recall : the last of them, a question's, fetch back evicted entries, if the engine's recalls are on.
     """
     started = time.perf_counter()
-    n_last = min(len(tokens), n_batch, N_TURN) if recall else 0
-    n_first = len(tokens) - n_last
-    for start in range(0, n_first, n_batch):
-        engine.prefill(tokens[start : min(start + n_batch, n_first)])
-    if n_last:
-        engine.prefill(tokens[n_first:], recall=True)
+    n_last = N_TURN if recall and engine.recalls.is_on else 0
+    for start, end in batches(len(tokens), n_batch, n_last):
+        engine.prefill(tokens[start:end], recall=end == len(tokens) and n_last > 0)
     return time.perf_counter() - started
 
 
-def answer_bounded(llm: H2OLlama, cell: Cell, sample: Sample, prompt: Prompt) -> Outcome:
-    """Answer from an empty cache whose budget is kept after each batch and while answering."""
+def answer_bounded(llm: H2OLlama, asked: Sequence[Asked]) -> Iterator[tuple[Cell, Outcome]]:
+    """Answer what is asked about one text, from an empty cache whose budget is kept after each batch.
+
+    Caches with an attic and without evict alike while a text is read: one reading does for both.
+    """
     engine = llm.engine
-    engine.reset()
-    if cell.question == "hidden":
-        context_s = read_blocks(engine, prompt.context, cell.n_batch)
-        return finish(llm, cell, sample, prompt, context_s)
-    both = (*prompt.context, *prompt.question)
-    both_s = read_blocks(engine, both, cell.n_batch, recall=cell.variant.attic)
-    return finish(llm, cell, sample, prompt, both_s)
+    is_hidden = asked[0].cell.question == "hidden"
+    for group in [asked] if is_hidden else [[each] for each in asked]:
+        first = group[0]
+        engine.reset()
+        engine.recalls.is_on = first.cell.variant.attic
+        tokens = first.prompt.context if is_hidden else (*first.prompt.context, *first.prompt.question)
+        context_s = read_blocks(engine, tokens, first.cell.n_batch, recall=not is_hidden)
+        for each in from_one_reading(engine, group):
+            yield each.cell, finish(llm, each, context_s)
 
 
-def finish(llm: H2OLlama, cell: Cell, sample: Sample, prompt: Prompt, context_s: float) -> Outcome:
+def from_one_reading(engine: Engine, asked: Sequence[Asked]) -> Iterator[Asked]:
+    """Each of what is asked, with the cache as it is now."""
+    session = save_session(engine, {}) if len(asked) > 1 else None
+    for i, each in enumerate(asked):
+        if i > 0 and session is not None:
+            put_session(engine, session)
+        yield each
+
+
+def finish(llm: H2OLlama, asked: Asked, context_s: float) -> Outcome:
     """Ask what is still hidden, and write the answer: greedily, until it is right, ends, or is too long.
 
     context_s : seconds of what was read, an eviction included.
     """
-    engine = llm.engine
+    engine, sample, prompt, cell = llm.engine, asked.sample, asked.prompt, asked.cell
+    engine.recalls.is_on = cell.variant.attic
     kept = engine.report()
     question_s = 0.0
     if cell.question == "hidden":
-        question_s = read_blocks(engine, prompt.question, cell.n_batch, recall=cell.variant.attic)
+        question_s = read_blocks(engine, prompt.question, cell.n_batch, recall=True)
 
     def is_done(text: str) -> bool:
         return sample.can_stop_early and score(sample, text) == 1.0

@@ -6,11 +6,11 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from h2o_gguf.benchmark.machine import environment
 from h2o_gguf.bindings import library_path
-from h2o_gguf.evaluation.answering import answer_bounded
+from h2o_gguf.evaluation.answering import Asked, answer_bounded
 from h2o_gguf.evaluation.cells import Cell, Outcome
 from h2o_gguf.evaluation.haystack import Haystack
 from h2o_gguf.evaluation.one_shot import answer_one_shot, sharing
@@ -20,10 +20,14 @@ from h2o_gguf.evaluation.sample import Sample
 from h2o_gguf.evaluation.side_by_side import Fidelity, Reader, measure_fidelity
 from h2o_gguf.evaluation.sources import POLICIES, code_digest, policy_key, runtime_digest
 from h2o_gguf.evaluation.store import Store
-from h2o_gguf.evaluation.tasks import make_sample
+from h2o_gguf.evaluation.tasks import make_samples, text_of
 from h2o_gguf.evaluation.texts import prose
 from h2o_gguf.fingerprint import fingerprint
+from h2o_gguf.policies import Policy
 from h2o_gguf.protocols import Progress
+
+if TYPE_CHECKING:
+    from h2o_gguf.llama import H2OLlama
 
 __all__ = ["Evaluator"]
 
@@ -63,24 +67,27 @@ class Evaluator:
 
     def _bounded(self, cells: Sequence[Cell]) -> Iterator[tuple[Cell, Outcome]]:
         first = cells[0]
-        variant = first.variant
-        policy = variant.make(first.budget)
-        with self.model.open(variant, policy, first.n_batch) as llm:
-            prompter = Prompter.of(llm)
-            for cell in cells:
-                yield cell, answer_bounded(llm, cell, *self._sample(cell, prompter))
+        with self._open(cells, first.variant.make(first.budget)) as llm:
+            for asked in self._by_text(cells, Prompter.of(llm)):
+                yield from answer_bounded(llm, asked)
 
     def _one_shot(self, cells: Sequence[Cell]) -> Iterator[tuple[Cell, Outcome]]:
         """Cells that share a prefill, but for the sample."""
         first = cells[0]
-        variant = first.variant
-        policy = variant.make(first.length)  # never reached: there is room for everything
-        with self.model.open(variant, policy, first.n_batch) as llm:
-            prompter = Prompter.of(llm)
-            ordered = sorted(cells, key=_sample_key)
-            for _, same in groupby(ordered, key=_sample_key):
-                each = list(same)
-                yield from answer_one_shot(llm, each, *self._sample(each[0], prompter))
+        # The length is never reached: there is room for everything.
+        with self._open(cells, first.variant.make(first.length)) as llm:
+            for asked in self._by_text(cells, Prompter.of(llm)):
+                yield from answer_one_shot(llm, asked)
+
+    def _open(self, cells: Sequence[Cell], policy: Policy) -> H2OLlama:
+        """With an attic if one of the cells has one."""
+        with_attic = [cell.variant for cell in cells if cell.variant.attic]
+        return self.model.open([*with_attic, cells[0].variant][0], policy, cells[0].n_batch)
+
+    def _by_text(self, cells: Sequence[Cell], prompter: Prompter) -> Iterator[list[Asked]]:
+        """The cells that ask about the same text, by text."""
+        for _, same in groupby(sorted(cells, key=_text_key), key=_text_key):
+            yield [Asked(cell, *self._sample(cell, prompter)) for cell in same]
 
     def fidelity(
         self,
@@ -119,9 +126,16 @@ class Evaluator:
     def _sample(self, cell: Cell, prompter: Prompter) -> tuple[Sample, Prompt]:
         key = _sample_key(cell)
         if key not in self._samples:
-            sample = make_sample(*key, self._haystack, prompter.count)
-            self._samples[key] = sample, prompter.prompt(sample)
+            samples = make_samples(*key, self._haystack, prompter.count)
+            self._samples |= {
+                (task, *key[1:]): (sample, prompter.prompt(sample)) for task, sample in samples.items()
+            }
         return self._samples[key]
+
+
+def _text_key(cell: Cell) -> tuple[Any, ...]:
+    is_own = cell.question == "seen"  # a text with its question
+    return text_of(cell.task), cell.length, cell.seed, cell.index, cell.task if is_own else ""
 
 
 def _sample_key(cell: Cell) -> tuple[str, int, int, int]:

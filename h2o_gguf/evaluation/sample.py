@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 from h2o_gguf.errors import OptionError
 
@@ -49,6 +49,7 @@ class Sample:
         return all(check.where != "end" for check in self.checks)
 
 
+T = TypeVar("T")
 Build = Callable[[int], Sample]  # from the number of filler units; the same units each time
 
 
@@ -57,8 +58,10 @@ def score(sample: Sample, answer: str) -> float:
     return sum(check.holds(answer) for check in sample.checks) / len(sample.checks)
 
 
-def fit(build: Build, count: Callable[[Sample], int], n_tokens: int, task: str = "the task") -> Sample:
-    """The longest sample of at most n_tokens.  count : tokens of a sample, growing with its filler.
+def fit(build: Callable[[int], T], count: Callable[[T], int], n_tokens: int, task: str = "the task") -> T:
+    """The longest sample of at most n_tokens.
+
+    build : from the number of filler units. count : tokens of what was built, growing with that number.
 
     Raises: OptionError, no filler at all is too long already.
     """

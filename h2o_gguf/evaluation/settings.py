@@ -87,7 +87,7 @@ class Settings:
         _check("mode", mode, get_args(Mode))
         _check("question", question, get_args(Question))
         recall_every = AUTO if recall_every is None else recall_every
-        _check_attic(attic, recall_every, mode)
+        _check_recalls(attic, recall_every)
         if not 0 < tolerance < 100:
             raise OptionError(
                 f"tolerance is {tolerance:g}: it must be percents above 0 and below 100", "tolerance"
@@ -120,14 +120,7 @@ def _check(name: str, value: str, allowed: Sequence[str]) -> None:
         raise OptionError(f"{name} is {value!r}: it must be {' or '.join(allowed)}", name)
 
 
-def _check_attic(attic: bool, recall_every: int, mode: str) -> None:
-    if attic and mode == "one-shot":
-        raise OptionError(
-            "an attic cannot be measured in mode one-shot: its one reading is shared by policies with "
-            "different windows, and each recalls around its own; take mode bounded, or leave the attic out",
-            "attic",
-            "mode",
-        )
+def _check_recalls(attic: bool, recall_every: int) -> None:
     if recall_every != AUTO and (recall_every < 0 or not attic):
         raise OptionError(
             f"recall_every is {recall_every}: it must be 0 or more tokens, and is of no use without an "

@@ -16,7 +16,7 @@ from h2o_gguf.evaluation.retrieval import grid, multikey, multiquery, multivalue
 from h2o_gguf.evaluation.sample import Build, Sample, fit
 from h2o_gguf.evaluation.tracking import open_folders, variable_chain
 
-__all__ = ["FIDELITY", "GROUPS", "TASKS", "choose", "make_sample"]
+__all__ = ["FIDELITY", "GROUPS", "TASKS", "choose", "make_samples", "text_of"]
 
 Draw = Callable[[random.Random, Haystack], Build]
 FIDELITY = "fidelity"  # no samples: a text that is read beside the full cache
@@ -36,12 +36,15 @@ TASKS: dict[str, Draw] = {
     "instructions": rules_kept,
     "stack": open_folders,
     "chat-fact": fact_told,
-    **{f"grid-{depth:03}": partial(grid, depth=depth / 100) for depth in GRID},
+    **{
+        f"grid-{depth:03}": partial(grid, depths=[d / 100 for d in GRID], asked=i)
+        for i, depth in enumerate(GRID)
+    },
 }
 RULER = tuple(TASKS)[:9]
 GROUPS: dict[str, tuple[str, ...]] = {
     "ruler": RULER,
-    "grid": tuple(name for name in TASKS if name.startswith("grid-")),
+    "grid": tuple(name for name in TASKS if name.startswith("grid-")),  # of one text
     "all": (*TASKS, FIDELITY),
 }
 
@@ -60,19 +63,32 @@ def choose(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def make_sample(
+def text_of(task: str) -> str:
+    """A name of the texts of a task, which others may ask about too."""
+    return "grid" if task in GROUPS["grid"] else task
+
+
+def make_samples(
     task: str,
     length: int,
     seed: int,
     index: int,
     haystack: Haystack,
     count: Callable[[Sample], int],
-) -> Sample:
-    """Sample number index of a task: the same for the same arguments, and of at most length tokens.
+) -> dict[str, Sample]:
+    """Sample number index of a task, and of those that ask about the same text, by task.
 
+    They are the same for the same arguments, and of at most length tokens.
     count : tokens of a sample, its answer included.  Raises: OptionError, the length is too short.
     """
-    draw = TASKS[task]
+    name = text_of(task)
+    draws = {each: draw for each, draw in TASKS.items() if text_of(each) == name}
     if task == "common-words" and length < SHORT:
-        draw = partial(common_words, n_times=10, n_others=1)
-    return fit(draw(random.Random(f"{task} {seed} {index}"), haystack), count, length, f"task {task!r}")
+        draws[task] = partial(common_words, n_times=10, n_others=1)
+    builds = {each: draw(random.Random(f"{name} {seed} {index}"), haystack) for each, draw in draws.items()}
+    return fit(
+        lambda n: {each: build(n) for each, build in builds.items()},
+        lambda samples: max(map(count, samples.values())),
+        length,
+        f"task {task!r}",
+    )

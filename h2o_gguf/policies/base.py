@@ -58,7 +58,8 @@ class Policy(Protocol):
 
         Its method observe(view) -> float32[n_trace, n_layer, n_head_kv, n_cells] returns the new traces.
         It is called before victims and, with n_observed, at least every n_observed tokens. Without, traces
-        must follow from what the cache holds: entries of a loaded session are shown as unobserved again.
+        must follow from what the cache holds: entries of a session that another policy saved are shown as
+        unobserved again.
         """
 
     def victims(self, view: CacheView, n: int) -> Cells:

@@ -17,6 +17,7 @@ from h2o_gguf.evaluation.cells import Cell, plan
 from h2o_gguf.evaluation.evaluation import evaluate
 from h2o_gguf.evaluation.evaluator import Evaluator
 from h2o_gguf.evaluation.opening import ModelFile
+from h2o_gguf.evaluation.runner import batches
 from h2o_gguf.evaluation.settings import QUICK_RUN, Settings
 from h2o_gguf.evaluation.side_by_side import Reader, measure_fidelity
 from h2o_gguf.evaluation.variants import FULL, Variant, with_attics
@@ -106,6 +107,24 @@ def test_one_reading_answers_as_a_reading_of_its_own(evaluator: Evaluator) -> No
     for cell in cells:
         ((_, alone),) = evaluator.answer([cell])
         assert (alone.answer, alone.n_kept) == (shared[cell].answer, shared[cell].n_kept)
+
+
+@pytest.mark.parametrize("mode", ["bounded", "one-shot"])
+def test_several_questions_and_an_attic_share_a_reading(evaluator: Evaluator, mode: Any) -> None:
+    """Each answer is what a reading of its own gives, also of a policy that remembers."""
+    tasks = ["grid-000", "grid-050", "grid-100"]
+    cells = plan(with_attics([Variant("h2o+")]), [0.25], tasks, [400], n_samples=1, n_batch=32, mode=mode)
+    batch = [cell for cell in cells if not cell.variant.is_full]
+    assert len(batches(batch)) == 1
+    shared = dict(evaluator.answer(batch))
+    assert len(shared) == 6
+    assert len({outcome.context_s for outcome in shared.values()}) == (1 if mode == "bounded" else 6)
+    for cell in batch:
+        ((_, alone),) = evaluator.answer([cell])
+        assert alone.answer == shared[cell].answer
+    with_attic = [outcome.score for cell, outcome in shared.items() if cell.variant.attic]
+    without = [outcome.score for cell, outcome in shared.items() if not cell.variant.attic]
+    assert sum(with_attic) > sum(without)
 
 
 def test_the_full_cache_is_never_evicted_from(evaluator: Evaluator) -> None:

@@ -90,6 +90,28 @@ def test_loading_takes_an_object_back_to_where_it_was_saved(llm: Any) -> None:
     assert go_on(llm, 8) == first
 
 
+@pytest.mark.parametrize("policy", ["h2o+", "lazy"])  # of keys and values as they came, of queries
+def test_what_a_policy_remembers_of_entries_is_saved_with_them(policy: str) -> None:
+    with open_llama(kv_budget=128, policy=policy) as llama, open_llama(kv_budget=128, policy=policy) as other:
+        llama(english(3000), max_tokens=4, temperature=0)
+        before = llama.engine.view()
+        other.load_state(llama.save_state())
+        after = other.engine.view()
+        assert np.count_nonzero(before.traces) > 0
+        for il, ih in np.ndindex(before.shape[:2]):
+            assert traces_by_position(after, il, ih) == traces_by_position(before, il, ih)
+        assert go_on(other, 200) == go_on(llama, 200), "two evictions more"
+        # Another policy's are of no use.
+        with open_llama(kv_budget=128, policy="r-kv") as stranger:
+            stranger.load_state(llama.save_state())
+            assert len(go_on(stranger, 80)) == 80
+
+
+def traces_by_position(view: Any, il: int, ih: int) -> dict[int, list[float]]:
+    held = np.flatnonzero(view.pos[il, ih] >= 0)
+    return {int(view.pos[il, ih, cell]): view.traces[:, il, ih, cell].tolist() for cell in held}
+
+
 def test_a_prompt_that_continues_a_loaded_session_is_not_read_again(llm: Any) -> None:
     llm.reset()
     llm(english(2000), max_tokens=4, temperature=0)
@@ -269,8 +291,8 @@ def test_books_of_the_wrong_type_are_refused(small: Any, name: str, value: Any) 
 @pytest.mark.parametrize(
     ("part", "value"),
     [
-        *itertools.product(range(5), [b"\xff" * 3, b"\x7f" * 4000]),
-        *((part, b"") for part in (0, 1, 3, 4)),  # without logits a session is whole
+        *itertools.product(range(6), [b"\xff" * 3, b"\x7f" * 4000]),
+        *((part, b"") for part in (0, 1, 3, 4, 5)),  # without logits a session is whole
     ],
 )
 def test_parts_that_contradict_each_other_are_refused(small: Any, part: int, value: bytes) -> None:

@@ -201,7 +201,8 @@ def test_one_reading_serves_policies_that_need_the_same(monkeypatch: pytest.Monk
     assert sharing(frugal) == [frugal]
     monkeypatch.setitem(policies.registry.OURS, "tracing", Tracing)
     traced = plan([Variant("tracing")], [0.5, 0.25], ["stack"], [1000], n_samples=2, mode="one-shot")[2:]
-    assert [len(group) for group in sharing(traced)] == [2, 2]
+    assert [len(group) for group in sharing([*traced, *frugal])] == [len(traced) + len(frugal)]
+    assert len(sharing([*traced, *cells])) == 3, "whose traces a session keeps"
 
 
 def test_random_gets_the_sinks_and_window_of_each_policy() -> None:
@@ -256,12 +257,10 @@ def test_what_an_attic_changes_is_kept_apart(tmp_path: Path) -> None:
         assert len({cell.variant for cell in batch}) == 1, "a cache with an attic is one of its own"
 
 
-def test_one_shot_has_no_attic_and_no_attic_no_recalls() -> None:
+def test_no_attic_no_recalls() -> None:
     others = {"cache": "off", "seed": 0, "text": None, "n_batch": 128, "n_threads": 1, "n_gpu_layers": 0}
     settings = Settings.of(QUICK_RUN, attic=True, recall_every=64, **others)
     assert (settings.attic, settings.recall_every) == (True, 64)
-    with pytest.raises(OptionError, match="attic cannot be measured in mode one-shot"):
-        Settings.of(QUICK_RUN, attic=True, mode="one-shot", **others)
     with pytest.raises(OptionError, match=r"recall_every is 64: .* without an attic"):
         Settings.of(QUICK_RUN, recall_every=64, **others)
 

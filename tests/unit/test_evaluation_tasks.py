@@ -12,7 +12,7 @@ from h2o_gguf.errors import OptionError
 from h2o_gguf.evaluation.haystack import NOISE, Haystack, hide
 from h2o_gguf.evaluation.prompting import Prompter
 from h2o_gguf.evaluation.sample import Check, Sample, fit, score
-from h2o_gguf.evaluation.tasks import GROUPS, TASKS, choose, make_sample
+from h2o_gguf.evaluation.tasks import GROUPS, TASKS, choose, make_samples
 from h2o_gguf.evaluation.texts import prose
 
 TEXT = " ".join(f"Sentence number {i} of the text." for i in range(50))
@@ -33,7 +33,7 @@ PROMPTER = Prompter(Plain(), words_of)
 
 
 def made(task: str, length: int = 1500, seed: int = 0, index: int = 0) -> Sample:
-    return make_sample(task, length, seed, index, Haystack(TEXT), PROMPTER.count)
+    return make_samples(task, length, seed, index, Haystack(TEXT), PROMPTER.count)[task]
 
 
 def said(sample: Sample) -> str:
@@ -70,8 +70,16 @@ def test_seeds_repeat_and_differ(task: str) -> None:
 def test_a_needle_of_the_grid_lies_at_its_depth(depth: int) -> None:
     sample = made(f"grid-{depth:03}", 4100)
     body = sample.context.split("\n", 1)[1]
-    before, after = re.split(r"One of the special magic .*? is: \d+\.", body)
-    assert len(before) / (len(before) + len(after)) == pytest.approx(depth / 100, abs=0.02)
+    before, after = body.split(f"is: {sample.checks[0].text}.")
+    assert len(before) / (len(before) + len(after)) == pytest.approx(depth / 100, abs=0.04)
+
+
+def test_the_needles_of_a_grid_lie_in_one_text_and_are_asked_for_one_by_one() -> None:
+    samples = make_samples("grid-050", 1500, 0, 0, Haystack(TEXT), PROMPTER.count)
+    assert tuple(samples) == GROUPS["grid"]
+    assert len({sample.context for sample in samples.values()}) == 1
+    assert len({sample.question for sample in samples.values()}) == len(samples)
+    assert samples == make_samples("grid-100", 1500, 0, 0, Haystack(TEXT), PROMPTER.count)
 
 
 def test_units_are_hidden_at_depths() -> None:

@@ -161,7 +161,7 @@ def test_a_loaded_sequence_is_observed_again_where_no_queries_are_needed() -> No
     evictor = Evictor(as_policy(policy))
     cache = Cache(evictor)
     cache.batch(12)
-    evictor.forget(12)
+    evictor.take_over(12)
     cache.batch(2)
     assert policy.looks == [(12, 12)]
 
@@ -169,7 +169,7 @@ def test_a_loaded_sequence_is_observed_again_where_no_queries_are_needed() -> No
 def test_another_sequence_starts_at_0_and_counts_as_a_prompt() -> None:
     _, evictor, cache = started()
     cache.batch(8)
-    evictor.forget(12)
+    evictor.take_over(12)
     cache.n_past = 12  # a loaded session holds positions that were known
     cache.batch(2)
     view = evictor.view(cache.view())

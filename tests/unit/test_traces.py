@@ -6,6 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from h2o_gguf.saved_traces import pack, unpack
 from h2o_gguf.traces import Traces
 
 N_TRACE, N_LAYER, N_HEAD_KV, N_CELLS = 2, 2, 2, 12
@@ -58,6 +59,13 @@ def test_traces_equal_a_dictionary_by_layer_head_and_position(
         for il, ih, cell in np.argwhere(held):
             expected[:, il, ih, cell] = books.get((il, ih, int(pos[il, ih, cell])), 0.0)
         np.testing.assert_array_equal(traces.at(pos), expected)
+        # A session holds entries without the empty cells, and may be loaded where there are more of these.
+        (saved,) = unpack(pack([traces.save((0, 1), pos)]))
+        loaded = Traces(N_TRACE)
+        loaded.put(saved.pos, saved.numbers, saved.n_seen)
+        wider = np.pad(pos[..., ::-1], [(0, 0), (0, 0), (3, 0)], constant_values=-1)
+        np.testing.assert_array_equal(loaded.at(wider)[..., 3:], expected[..., ::-1])
+        assert loaded.n_seen == traces.n_seen and not loaded.at(wider)[..., :3].any()
         if rng.random() < 0.7:  # the policy observes
             numbers = rng.integers(1, 1000, (N_TRACE, *pos.shape)).astype(np.float32)
             traces.put(pos, numbers, n_past)
