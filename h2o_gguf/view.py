@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -95,17 +95,6 @@ class CacheView:
         if self.recalled is not None:
             free &= ~(self.recalled if cells is None else np.take_along_axis(self.recalled, cells, axis=-1))
         return free
-
-    def only(self, cells: NDArray[np.integer]) -> CacheView:
-        """The view of these cells of every head alone, in this order and without an observation."""
-        return replace(
-            self,
-            scores=self.scores.take(cells, axis=-1),
-            pos=self.pos.take(cells, axis=-1),
-            traces=None if self.traces is None else self.traces.take(cells, axis=-1),
-            recalled=None if self.recalled is None else self.recalled.take(cells, axis=-1),
-            observation=None,
-        )
 
     @property
     def seen(self) -> Observation:

@@ -57,6 +57,7 @@ class FullCache:
         self.rng = np.random.default_rng(0)
         self.scores = self.rng.random(shape, np.float32)
         self.pos = np.broadcast_to(np.arange(n_cells, dtype=np.int32), shape).copy()
+        self.recalled = np.zeros(shape, np.bool_)
         self.n_past = self.n_used = n_cells
         self.layer_ids = tuple(range(n_layer))
         self.contents = self.rng.normal(size=(n_head_kv, n_cells, HEAD_DIM)).astype(np.float32)

@@ -95,13 +95,10 @@ class H2OPlus:
         Heavy hitters are found first; of the others, those go that stand out least.
         """
         evictable = view.evictable(self.n_sink, self.n_recent)
-        # Recent entries lie in the same cells of all heads: no need to look there.
-        cells = np.flatnonzero(evictable.any((0, 1)))
-        view, evictable = view.only(cells), evictable.take(cells, axis=-1)
         scores = np.divide(view.scores, view.queries_seen())
         if view.traces is not None:
             scores = self._sparing_heavy(scores, view.traces[0], evictable, n)
-        return cells.astype(np.int32)[select_lowest(view, scores, evictable, n, self.granularity)]
+        return select_lowest(view, scores, evictable, n, self.granularity)
 
     def _sparing_heavy(
         self, rates: NDArray[np.float32], standing: NDArray[np.float32], evictable: NDArray[np.bool_], n: int
