@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Attic", "AtticInfo"]
 
+Alike = Literal["head", "layer", "model"]
+ALIKE: dict[Alike, int] = {"head": 0, "layer": 1, "model": 2}
 OWN_TYPE = -1
 NO_LIMIT = 2**31 - 1
 
@@ -83,18 +85,22 @@ class Attic:
         *,
         n_most: int = NO_LIMIT,
         n_asked: int = NO_LIMIT,
-        is_shared: bool = False,
+        alike: Alike = "head",
     ) -> None:
         """Let the queries of the next batch fetch back what they attend to, before each layer attends.
 
         keep : spans of positions whose entries stay in the cache. n_most : entries of each KV head that are
-        exchanged. n_asked : of the batch's tokens, the newest that count. is_shared : the heads of a layer
-        exchange the same positions.
+        exchanged. n_asked : of the batch's tokens, the newest that count. alike : whose heads exchange the
+        same positions. For "model" the batch only asks: roll it back, call recall_asked, and decode it again.
 
         Raises: OptionError, the attic is not open, or a number is negative.
         """
         spans = ffi.new("h2og_span[]", [{"first": a, "end": b} for a, b in keep] or 1)
         handle, seq = self._cache.handle, self._cache.seq
         check_options(
-            self._lib.h2og_recall_next(handle, seq, spans, len(keep), n_most, n_asked, is_shared), "attic"
+            self._lib.h2og_recall_next(handle, seq, spans, len(keep), n_most, n_asked, ALIKE[alike]), "attic"
         )
+
+    def recall_asked(self) -> None:
+        """Exchange what the batch asked for that was rolled back.  Raises: OptionError, it asked for nothing."""
+        check_options(self._lib.h2og_recall_asked(self._cache.handle, self._cache.seq), "attic")

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from h2o_gguf.errors import OptionError
-from h2o_gguf.policies import LayerBudgets, Policy
+from h2o_gguf.policies import LayerBudgets, Policy, granularity_of
 
-__all__ = ["LIMIT", "N_ASKED", "N_TURN", "Attic", "AtticOptions", "AtticReport", "require_own_layers"]
+__all__ = ["LIMIT", "N_ASKED", "N_TURN", "Attic", "AtticOptions", "AtticReport"]
 
 Place = Literal["ram", "disk", "off"]
 LIMIT = 1 << 30
@@ -21,6 +21,7 @@ N_TURN = 32  # the newest tokens of a turn, which see what was recalled
 N_ASKED = 8  # the newest of them, whose queries are held against the attic
 COST = 0.1
 LAST = 2**31 - 1  # beyond every position
+ALIKE = {"head": "head", "layer": "layer", "token": "model"}  # by granularity: whose heads recall the same
 
 
 @dataclass(frozen=True)
@@ -65,17 +66,6 @@ class AtticReport:
     recalled: float
 
 
-def require_own_layers(policy: Policy, n_layer: int) -> None:
-    """Raise OptionError if a policy evicts the same positions from several layers: each recalls its own."""
-    if getattr(policy, "granularity", "head") == "token" and n_layer > 1:
-        raise OptionError(
-            f"{policy.name} evicts the same positions from {n_layer} layers (granularity 'token'), and with "
-            "an attic each of them recalls others: take granularity 'head' or 'layer', or no attic",
-            "attic",
-            "granularity",
-        )
-
-
 class Attic:
     """The attics of a cache's groups.
 
@@ -88,9 +78,8 @@ class Attic:
     ) -> None:
         """weight_bytes : of the model, which a token reads.
 
-        Raises: OptionError, limit, type, folder or the policy's granularity does not fit.
+        Raises: OptionError, limit, type or folder does not fit.
         """
-        require_own_layers(policy, sum(len(group.layer_ids) for group in groups))
         self._groups, self.policy, self.options = groups, policy, options
         self._weight_bytes = weight_bytes
         self._n_recalled = 0  # before the last turn
@@ -113,18 +102,31 @@ class Attic:
             n_pinned = sum(max(0, end - max(start, policy.n_sink)) for start, end in pins)
             # As many as can stay when the budget is kept, whatever the window holds by then.
             n_most = max(0, policy.budget - policy.n_sink - policy.n_recent - n_pinned)
-            is_shared = getattr(policy, "granularity", "head") == "layer"
-            group.attic.recall_next(keep, n_most=n_most, n_asked=n_asked, is_shared=is_shared)
+            group.attic.recall_next(keep, n_most=n_most, n_asked=n_asked, alike=ALIKE[granularity_of(self.policy)])
+
+    @property
+    def asks_first(self) -> bool:
+        """Whether a batch that recalls only asks: it is rolled back, and decoded again after exchange_asked.
+
+        So it is where all layers hold the same positions, since none knows what the others will ask for.
+        """
+        return granularity_of(self.policy) == "token"
+
+    def exchange_asked(self) -> None:
+        """Exchange what the batch asked for that was rolled back."""
+        for group in self._groups:
+            group.attic.recall_asked()
 
     def interval(self) -> int:
         """Generated tokens between two recalls now; 0: none recalls.
 
-        Left to itself, a recall reads of keys at most COST of what the tokens until the next read of weights.
+        Left to itself, a recall reads at most COST of what the tokens until the next read of weights: keys,
+        and the weights once more where a batch is decoded twice.
         """
         if self.options.every is not None:
             return self.options.every
-        keys = self._total("bytes") // 2
-        return max(1, math.ceil(keys / max(1.0, COST * self._weight_bytes)))
+        n_read = self._total("bytes") // 2 + (self._weight_bytes if self.asks_first else 0)
+        return max(1, math.ceil(n_read / max(1.0, COST * self._weight_bytes)))
 
     @property
     def is_empty(self) -> bool:

@@ -41,6 +41,16 @@ class Recalls:
         if every and n % every == 0:
             self.arm(n_past, pins)
 
+    @property
+    def asks_first(self) -> bool:
+        """Whether the batch at hand only asks for what it recalls: see Attic."""
+        return self.is_armed and self.attic is not None and self.attic.asks_first
+
+    def exchange_asked(self) -> None:
+        """Exchange what the batch asked for that was rolled back."""
+        if self.attic is not None:
+            self.attic.exchange_asked()
+
     def disarm(self) -> bool:
         """Return whether the batch at hand recalls; the next one does not."""
         was, self.is_armed = self.is_armed, False

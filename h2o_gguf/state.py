@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from h2o_gguf.engine import Engine
 from h2o_gguf.errors import StateFileError
 from h2o_gguf.eviction import Span, check_pins
+from h2o_gguf.policies import granularity_of
 from h2o_gguf.saved_traces import SavedTraces, pack, unpack
 
 __all__ = ["Session", "put_session", "restore_session", "save_session"]
@@ -228,6 +229,5 @@ def _policy(engine: Engine) -> str:
 
 
 def _granularity(engine: Engine) -> str:
-    """Who shares victims; for a policy that does not say, each head has its own."""
-    granularity = getattr(engine.policy, "granularity", None)
-    return granularity if granularity in SHARED_BY else "head"
+    """Who shares victims; without a policy nobody has any."""
+    return granularity_of(engine.policy) if engine.policy is not None else "head"

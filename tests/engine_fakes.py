@@ -155,6 +155,8 @@ class FakeAttic:
     is_empty: bool = False
     asked: list[int] = field(default_factory=list)  # first positions of the batches that recall
     pins: list[Any] = field(default_factory=list)
+    asks_first: bool = False
+    exchanged: list[int] = field(default_factory=list)  # positions at which what was asked for came back
 
     @property
     def options(self) -> AtticOptions:
@@ -169,6 +171,9 @@ class FakeAttic:
         assert n_past == len(self.context.seen)
         self.asked.append(n_past)
         self.pins.append(tuple(pins))
+
+    def exchange_asked(self) -> None:
+        self.exchanged.append(len(self.context.seen))
 
     def report(self) -> AtticReport:
         return AtticReport("ram", 0, 0, 1, 0, 0.0)

@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from h2o_gguf.attic import require_own_layers
 from h2o_gguf.benchmark.machine import environment
 from h2o_gguf.documents import Document
 from h2o_gguf.errors import OptionError
@@ -25,7 +24,6 @@ from h2o_gguf.evaluation.summary import Row, floors, summarize
 from h2o_gguf.evaluation.tasks import FIDELITY
 from h2o_gguf.evaluation.variants import FULL, Variant, compared, with_attics, with_controls
 from h2o_gguf.layer_budgets import read_layer_budgets
-from h2o_gguf.models import read_shape
 from h2o_gguf.policies import LayerBudgets
 from h2o_gguf.protocols import Progress
 from h2o_gguf.text import readable
@@ -85,7 +83,7 @@ def compare(model: str, settings: Settings, types: Sequence[str], progress: Prog
 def _variants(model: str, settings: Settings, choose: Callable[..., list[Variant]]) -> list[Variant]:
     """What is chosen of the policies.
 
-    Raises: OptionError, a split is none, or not of this model, or a policy has no use for an attic.
+    Raises: OptionError, a split is none, or not of this model.
     """
     for said in settings.layer_budgets:
         if isinstance(read_layer_budgets(said, model), tuple):
@@ -95,12 +93,7 @@ def _variants(model: str, settings: Settings, choose: Callable[..., list[Variant
                 "layer_budgets",
             )
     found = choose(names=settings.policies, budgets=settings.budgets(), splits=settings.layer_budgets)
-    if not settings.attic:
-        return found
-    n_layer = len(read_shape(model).n_head_kv)
-    for variant in found:
-        require_own_layers(variant.make(max(settings.budgets())), n_layer)
-    return with_attics(found, settings.recall_every)
+    return with_attics(found, settings.recall_every) if settings.attic else found
 
 
 def _refuse_one_shot(variants: Sequence[Variant], budget: int) -> None:

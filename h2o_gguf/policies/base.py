@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, get_args, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from h2o_gguf.errors import BudgetError, CacheFullError, H2OError, OptionError, PolicyError
-from h2o_gguf.policies.selection import Cells, check_granularity
+from h2o_gguf.policies.selection import Cells, Granularity, check_granularity
 from h2o_gguf.policies.shares import HALF, check_budget, whole
 from h2o_gguf.view import CacheView
 
-__all__ = ["Policy", "as_policy", "ask", "ask_traces", "check_victims", "is_policy", "settle"]
+__all__ = ["Policy", "as_policy", "ask", "ask_traces", "check_victims", "granularity_of", "is_policy", "settle"]
 
 
 @runtime_checkable
@@ -163,6 +163,12 @@ def settle(policy: Any, n_recent_most: int | None = None, recent_part: int = HAL
     object.__setattr__(policy, "n_recent", numbers.n_recent)
     check_decay(policy.decay)
     check_granularity(policy.granularity)
+
+
+def granularity_of(policy: Policy) -> Granularity:
+    """Who shares victims; of a policy that does not say, each head has its own."""
+    granularity: Granularity = getattr(policy, "granularity", "head")
+    return granularity if granularity in get_args(Granularity) else "head"
 
 
 def check_whole(name: str, value: Any, at_least: int) -> int:

@@ -50,7 +50,7 @@ int32_t h2og_read_attic_pos(h2og_cache * cache, int32_t seq, int32_t layer, int3
 }
 
 int32_t h2og_recall_next(h2og_cache * cache, int32_t seq, const h2og_span * keep, int32_t n_keep, int32_t n_most, int32_t n_asked,
-                         int32_t is_shared) {
+                         int32_t alike) {
     return guarded([&]() -> int32_t {
         h2og_state & s = idle_state_of(cache);
         const int32_t stream = s.stream_of(seq);
@@ -61,11 +61,28 @@ int32_t h2og_recall_next(h2og_cache * cache, int32_t seq, const h2og_span * keep
             fail(H2OG_INVALID, "%d protected spans, %d exchanges and %d queries: none may be negative, and a query is needed", n_keep,
                  n_most, n_asked);
         }
+        if (alike < H2OG_ALIKE_HEAD || alike > H2OG_ALIKE_MODEL) {
+            fail(H2OG_INVALID, "alike is %d, and must be one of H2OG_ALIKE_*", alike);
+        }
         std::vector<Span> spans;
         for (int32_t i = 0; i < n_keep; ++i) {
             spans.emplace_back(keep[i].first, keep[i].end);
         }
-        s.next_recalls[stream] = std::make_unique<Recall>(s, stream, std::move(spans), n_most, n_asked, is_shared != 0);
+        s.next_recalls[stream] = std::make_unique<Recall>(s, stream, std::move(spans), n_most, n_asked, Alike(alike));
+        return H2OG_OK;
+    });
+}
+
+int32_t h2og_recall_asked(h2og_cache * cache, int32_t seq) {
+    return guarded([&]() -> int32_t {
+        h2og_state & s = idle_state_of(cache);
+        const int32_t stream = s.stream_of(seq);
+        Recall * recall = s.recalls[stream].get();
+        if (recall == nullptr || !recall->only_asks()) {
+            fail(H2OG_INVALID, "the last batch asked for nothing: call h2og_recall_next with H2OG_ALIKE_MODEL before it");
+        }
+        s.follow_books(stream);
+        recall->exchange_asked();
         return H2OG_OK;
     });
 }

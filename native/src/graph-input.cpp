@@ -31,6 +31,10 @@ void Input::set_weights(const llama_ubatch & ubatch) {
     const int64_t n = weights->ne[0], n_stream = weights->ne[1];
     std::vector<float> w(n*n_stream), f(n_stream, powf(decay, float(n)));
     for (int64_t s = 0; s < n_stream; ++s) {
+        if (state.only_asks(ubatch.seq_id[s*n][0])) {
+            f[s] = 1.0f;  // and weights of 0: it will be decoded again
+            continue;
+        }
         for (int64_t t = 0; t < n; ++t) {
             const int64_t i = s*n + t;
             const size_t in_batch = ubatch.data ? size_t(ubatch.data->batch_idxs[i]) : size_t(i);

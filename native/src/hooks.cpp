@@ -50,6 +50,9 @@ void h2og_after_ubatch(h2og_state * first, const llama_ubatch & ubatch) {
             state->synchronize();
             for (const auto & [seq, n] : n_tokens) {
                 const int32_t s = state->stream_of(seq);
+                if (state->only_asks(s)) {
+                    continue;
+                }
                 state->follow_books(s);
                 const h2og_view view = state->view(s);
                 const CallbackGuard guard(*state);

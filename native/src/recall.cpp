@@ -35,9 +35,9 @@ std::vector<float> & scratch(size_t n) {
 
 } // namespace
 
-Recall::Recall(h2og_state & state, int32_t stream, std::vector<Span> protected_, int32_t n_most, int32_t n_asked, bool is_shared) :
+Recall::Recall(h2og_state & state, int32_t stream, std::vector<Span> protected_, int32_t n_most, int32_t n_asked, Alike alike) :
     stream(stream), state(state), kernel(*usable_kernels().front()), protected_spans(std::move(protected_)), n_most(n_most),
-    n_asked(n_asked), is_shared(is_shared), heads(state.n_head_kv) {}
+    n_asked(n_asked), alike(alike), heads(state.n_head_kv) {}
 
 bool Recall::is_protected(int32_t pos) const {
     return std::any_of(protected_spans.begin(), protected_spans.end(),
@@ -142,20 +142,51 @@ void Recall::search(int32_t layer, const Asked & asked) {
 
 void Recall::exchange(int32_t layer) {
     unless_failed([&] {
-        const int32_t n_sharing = is_shared ? state.n_head_kv : 1;
-        for (int32_t i; (i = next_exchange.fetch_add(1, std::memory_order_relaxed)) < state.n_head_kv/n_sharing;) {
-            exchange_heads(layer, i*n_sharing, n_sharing);
+        const int32_t n_alike = alike == Alike::head ? 1 : state.n_head_kv;
+        for (int32_t i; (i = next_exchange.fetch_add(1, std::memory_order_relaxed)) < state.n_head_kv/n_alike;) {
+            if (only_asks()) {
+                vote(layer);
+                continue;
+            }
+            std::vector<HeadOf> together;
+            for (int32_t h = 0; h < n_alike; ++h) {
+                together.push_back({ layer, i*n_alike + h });
+            }
+            exchange_alike(scores_by_position(layer, i*n_alike, n_alike), together);
         }
     });
 }
 
+// What is attended to in a layer counts as much as there is of it, and no more than all.
+void Recall::vote(int32_t layer) {
+    const std::vector<float> by_pos = scores_by_position(layer, 0, state.n_head_kv);
+    votes.resize(by_pos.size());
+    for (size_t i = 0; i < votes.size(); ++i) {
+        votes[i] += std::exp(std::min(by_pos[i], 0.0f));
+    }
+}
+
+void Recall::exchange_asked() {
+    if (has_failed || votes.empty()) {
+        return;
+    }
+    std::vector<HeadOf> together;
+    for (int32_t il = 0; il < state.n_layer; ++il) {
+        for (int32_t ih = 0; ih < state.n_head_kv; ++ih) {
+            together.push_back({ il, ih });
+        }
+    }
+    votes.resize(state.streams[stream].n_past + AFTER + BEFORE);  // a batch that was not rolled back had no vote on itself
+    exchange_alike(votes, together);
+    votes.clear();
+}
 
 // The largest score of each position and of those it comes with, over the heads: as many as there are positions.
-std::vector<float> Recall::scores_by_position(int32_t layer, int32_t first, int32_t n_sharing) const {
+std::vector<float> Recall::scores_by_position(int32_t layer, int32_t first, int32_t n_alike) const {
     // Moved up by AFTER, so that what is found at a position began that far before it.
     std::vector<float> by_pos(state.streams[stream].n_past + AFTER + BEFORE, NEG_INF);
     const auto put = [&](int32_t pos, float score) { by_pos[pos + AFTER] = std::max(by_pos[pos + AFTER], score); };
-    for (int32_t ih = first; ih < first + n_sharing; ++ih) {
+    for (int32_t ih = first; ih < first + n_alike; ++ih) {
         const int32_t * pos = state.pos.data() + state.index(stream, layer, ih);
         for (int32_t cell = 0; cell < state.n_cells; ++cell) {
             if (pos[cell] >= 0) {
@@ -171,24 +202,24 @@ std::vector<float> Recall::scores_by_position(int32_t layer, int32_t first, int3
     return by_pos;
 }
 
-// Heads that share a list have the same positions in a cell; an attic that was full may have dropped them in some.
-std::vector<std::vector<int32_t>> Recall::slots_by_position(int32_t layer, int32_t first, int32_t n_sharing) const {
-    std::vector<std::vector<int32_t>> slots(n_sharing);
-    for (int32_t i = 0; i < n_sharing; ++i) {
-        slots[i].assign(state.streams[stream].n_past, -1);
-        const auto & entries = state.attic->entries(stream, layer, first + i);
+// Heads that are alike have the same positions in a cell; an attic that was full may have dropped them in some.
+std::vector<std::vector<int32_t>> Recall::slots_by_position(const std::vector<HeadOf> & together) const {
+    std::vector<std::vector<int32_t>> slots;
+    for (const auto & [layer, head] : together) {
+        slots.emplace_back(state.streams[stream].n_past, -1);
+        const auto & entries = state.attic->entries(stream, layer, head);
         for (size_t slot = 0; slot < entries.size(); ++slot) {
-            slots[i][entries[slot].pos] = int32_t(slot);
+            slots.back()[entries[slot].pos] = int32_t(slot);
         }
     }
     return slots;
 }
 
-void Recall::exchange_heads(int32_t layer, int32_t first, int32_t n_sharing) {
+void Recall::exchange_alike(const std::vector<float> & by_pos, const std::vector<HeadOf> & together) {
     Attic & attic = *state.attic;
-    const auto & entries = attic.entries(stream, layer, first);
-    const int32_t * pos = state.pos.data() + state.index(stream, layer, first);
-    const std::vector<float> by_pos = scores_by_position(layer, first, n_sharing);
+    const auto & [layer, head] = together.front();
+    const auto & entries = attic.entries(stream, layer, head);
+    const int32_t * pos = state.pos.data() + state.index(stream, layer, head);
 
     // By score; neighbours share one, and then by position, so that it does not matter where they lie.
     struct Ranked { float score; int32_t pos, at; };
@@ -204,7 +235,10 @@ void Recall::exchange_heads(int32_t layer, int32_t first, int32_t n_sharing) {
         return;
     }
     std::sort(out.begin(), out.end(), is_worse);
-    const auto slots = slots_by_position(layer, first, n_sharing > 1 ? n_sharing : 0);
+    std::vector<std::vector<int32_t>> slots;
+    if (together.size() > 1) {
+        slots = slots_by_position(together);
+    }
     const auto is_everywhere = [&](int32_t p) {
         return std::all_of(slots.begin(), slots.end(), [&](const auto & of_head) { return of_head[p] >= 0; });
     };
@@ -219,8 +253,9 @@ void Recall::exchange_heads(int32_t layer, int32_t first, int32_t n_sharing) {
     int64_t n_exchanged = 0;
     int32_t exact_from = 0;
     for (size_t i = 0; i < n && in[i].score > out[i].score; ++i) {
-        for (int32_t h = 0; h < n_sharing; ++h, ++n_exchanged) {
-            attic.exchange(state, stream, layer, first + h, slots.empty() ? in[i].at : slots[h][in[i].pos], out[i].at);
+        for (size_t h = 0; h < together.size(); ++h, ++n_exchanged) {
+            const int32_t slot = slots.empty() ? in[i].at : slots[h][in[i].pos];
+            attic.exchange(state, stream, together[h].layer, together[h].head, slot, out[i].at);
         }
         exact_from = std::max(exact_from, state.streams[stream].books[out[i].at] + 1);
     }

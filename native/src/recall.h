@@ -5,7 +5,8 @@
 // for the entries of cache and attic.  An entry comes with its neighbours, those that follow above all: what a fact says stands
 // behind what it is about, and is what will be attended to next.  So the score that counts is the largest of the AFTER positions
 // before and the BEFORE positions behind.  The best of the attic are exchanged with the worst of the cache that are not
-// protected, in each layer and KV head on its own.
+// protected, in each layer and KV head on its own; or, where policies evict alike, in all heads of a layer or of the model.  For the
+// last, the batch only asks: what its queries voted for in all layers is exchanged after it, and it is decoded again.
 #pragma once
 
 #include "attic.h"
@@ -33,6 +34,8 @@ struct Asked {
     const float * sinks;               // [n_head] or nullptr
 };
 
+enum class Alike { head, layer, model };  // whose heads exchange the same positions
+
 // Of one sequence, for one batch.  Layers follow each other, each in three steps that all threads take part in and that
 // no thread begins before all have ended the one before.
 class Recall {
@@ -40,14 +43,17 @@ public:
     static constexpr int32_t BEFORE = 2, AFTER = 8;
 
     // protected_: entries that are not exchanged. n_most: exchanges of each KV head. n_asked: the newest queries that count.
-    // is_shared: all KV heads of a layer exchange the same positions, by the largest score of any.
-    Recall(h2og_state & state, int32_t stream, std::vector<Span> protected_, int32_t n_most, int32_t n_asked,
-           bool is_shared);
+    // alike: of the heads of a layer the largest score counts; of layers, the sum of what their queries would attend.
+    Recall(h2og_state & state, int32_t stream, std::vector<Span> protected_, int32_t n_most, int32_t n_asked, Alike alike);
 
     // None of them throws.
     void look    (int32_t layer, const Asked & asked, int32_t i_thread, int32_t n_thread);
     void search  (int32_t layer, const Asked & asked);
     void exchange(int32_t layer);
+
+    // Whether the batch only asks; then, after it, exchanges what it asked for.
+    bool only_asks() const { return alike == Alike::model; }
+    void exchange_asked();
 
     const int32_t stream;
 
@@ -58,6 +64,8 @@ private:
         std::vector<float> in_cache, in_attic;   // scores of cells and of slots
     };
 
+    struct HeadOf { int32_t layer, head; };
+
     bool is_protected(int32_t pos) const;
     template <typename F>
     void unless_failed(const F & f) noexcept;
@@ -65,16 +73,18 @@ private:
     void search_attic (int32_t layer, const Asked & asked);
     void load_queries(Head & head, int32_t ih, const Asked & asked) const;
     Question question_of(const Head & head, const Asked & asked) const;
-    std::vector<float> scores_by_position(int32_t layer, int32_t first, int32_t n_sharing) const;
-    std::vector<std::vector<int32_t>> slots_by_position(int32_t layer, int32_t first, int32_t n_sharing) const;
-    void exchange_heads(int32_t layer, int32_t first, int32_t n_sharing);
+    std::vector<float> scores_by_position(int32_t layer, int32_t first, int32_t n_alike) const;
+    std::vector<std::vector<int32_t>> slots_by_position(const std::vector<HeadOf> & alike) const;
+    void vote(int32_t layer);
+    void exchange_alike(const std::vector<float> & by_pos, const std::vector<HeadOf> & alike);
 
     h2og_state & state;
     const Kernel & kernel;
     const std::vector<Span> protected_spans;
     const int32_t n_most, n_asked;
-    const bool is_shared;
+    const Alike alike;
     std::vector<Head> heads;
+    std::vector<float> votes;                               // by position
     std::atomic<bool>    has_failed{false};                 // for want of memory: nothing more comes back
     std::atomic<int32_t> next_search{0}, next_exchange{0};  // of a layer: what no thread has begun
 };

@@ -169,6 +169,10 @@ bool h2og_state::is_recalling() const {
     return std::any_of(recalls.begin(), recalls.end(), [](const auto & recall) { return recall != nullptr; });
 }
 
+bool h2og_state::only_asks(int32_t stream) const {
+    return recalls[stream] != nullptr && recalls[stream]->only_asks();
+}
+
 void h2og_state::require_context() const {
     if (ctx == nullptr) {
         fail(H2OG_DETACHED, "the llama_context of this cache has been freed");

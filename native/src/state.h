@@ -146,6 +146,7 @@ struct h2og_state {
     std::vector<std::unique_ptr<h2og::Recall>> next_recalls;  // of the next batch
     std::vector<std::unique_ptr<h2og::Recall>> recalls;       // of the batch being decoded
     bool is_recalling() const;
+    bool only_asks(int32_t stream) const;  // the batch being decoded, of that sequence
     void begin_recalls();
 
     float *              scores = nullptr;  // [n_stream, n_layer, n_head_kv, n_cells]; host layers' tensors lie here

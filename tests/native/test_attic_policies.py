@@ -9,7 +9,6 @@ import pytest
 from harness import random_tokens, require_runtime
 from tiny_models import build
 
-from h2o_gguf.errors import OptionError
 from h2o_gguf.policies import names
 
 BUDGET = 96
@@ -70,6 +69,19 @@ def test_heads_of_a_layer_recall_the_same(model: Path) -> None:
         assert len({tuple(sorted(layer[0])) for layer in view.pos}) > 1, "and layers what they attend to"
 
 
-def test_one_list_for_all_layers_is_refused_before_anything_is_read(model: Path) -> None:
-    with pytest.raises(OptionError, match="granularity 'token'"):
-        opened(model, "h2o", granularity="token")
+@pytest.mark.parametrize("name", [name for name in EVICTING if name != "pyramidkv"])
+def test_with_one_list_for_all_layers_all_recall_the_same(name: str, model: Path) -> None:
+    """And what was asked with is read as if it had never been read before."""
+    with opened(model, name, granularity="token") as llm:
+        engine = llm.engine
+        tokens = random_tokens(460)
+        engine.sync(tokens[:400])
+        assert engine.report().attic.recalled > 0
+        for n in (400, 440, 460):
+            engine.sync(tokens[:n])
+            view = engine.view()
+            assert (view.pos == view.pos[:1, :1]).all()
+            assert view.recalled is not None and (view.recalled == view.recalled[:1, :1]).all()
+            assert engine.tokens == tokens[:n]
+        list(engine.generate(Drawing(), max_tokens=40))
+        assert engine.report().used == BUDGET

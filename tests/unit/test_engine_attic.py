@@ -165,6 +165,9 @@ class Group:
     def recall_next(self, keep: Any, **options: Any) -> None:
         self.told.append({"keep": list(keep), **options})
 
+    def recall_asked(self) -> None:
+        self.told.append({"asked": True})
+
 
 def attic_of(policy: Policy, *groups: Group, **options: Any) -> Attic:
     return Attic(groups, policy, AtticOptions("ram", **options))
@@ -178,7 +181,7 @@ def test_sinks_pins_and_window_stay_and_no_more_comes_back_than_can_stay() -> No
         "keep": [(0, 4), (0, 10), (200, 220), (470, LAST)],
         "n_most": 100 - 4 - 30 - 6 - 20,  # of the first pin, four are sinks
         "n_asked": N_ASKED,
-        "is_shared": False,
+        "alike": "head",
     }
     attic.recall_next(500, [(100, 190)])
     assert group.told[-1]["n_most"] == 0
@@ -224,11 +227,28 @@ def test_wrong_options_are_refused() -> None:
             AtticOptions(**{"place": "ram", **options})  # type: ignore[arg-type]
 
 
-def test_a_policy_with_one_list_for_all_layers_has_no_attic() -> None:
-    """After a recall they no longer hold the same positions, and it could name no victims."""
-    with pytest.raises(OptionError, match="h2o evicts the same positions from 4 layers"):
-        attic_of(make("h2o", 100, granularity="token"), Group((0, 1)), Group((2, 3)))
-    attic_of(make("h2o", 100, granularity="token"), Group((0,)))
-    group = Group((0, 1))
-    attic_of(make("tova", 100), group).recall_next(500, [])
-    assert group.told[-1]["is_shared"], "the heads of a layer recall the same positions"
+@pytest.mark.parametrize(("granularity", "alike"), [("head", "head"), ("layer", "layer"), ("token", "model")])
+def test_heads_that_evict_alike_recall_alike(granularity: str, alike: str) -> None:
+    first, second = Group((0, 1)), Group((2, 3))
+    attic = attic_of(make("h2o", 100, granularity=granularity), first, second)
+    attic.recall_next(500, [])
+    assert first.told[-1]["alike"] == second.told[-1]["alike"] == alike
+    assert attic.asks_first == (alike == "model")
+    attic.exchange_asked()
+    assert first.told[-1] == second.told[-1] == {"asked": True}
+
+
+def test_a_batch_that_only_asks_is_read_again_with_what_it_asked_for() -> None:
+    e, context, _ = evicting()
+    attic = FakeAttic(context, asks_first=True)
+    e.recalls = Recalls(attic)  # type: ignore[arg-type]
+    e.prefill([1] * 40)
+    e.prefill([2] * 4, recall=True)
+    assert context.batches[-2:] == [[2] * 4] * 2
+    assert attic.asked == attic.exchanged == [40], "forgotten before what it asked for comes back"
+    assert e.tokens == [1] * 40 + [2] * 4 == context.seen
+
+
+def test_a_recall_that_decodes_twice_counts_the_weights_twice() -> None:
+    policy = make("h2o", 100, granularity="token")
+    assert Attic([Group((0,))], policy, AtticOptions("ram"), 1000).interval() == 11  # 50 bytes of keys
