@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from h2o_gguf.bindings import library
-from h2o_gguf.bindings.attic import Attic
 from h2o_gguf.bindings.callbacks import Callbacks, as_cells
 from h2o_gguf.bindings.library import ffi
+from h2o_gguf.bindings.native_attic import NativeAttic
 from h2o_gguf.bindings.native_view import NativeView, info_of, view_of
 from h2o_gguf.bindings.observation import CacheObservation
 from h2o_gguf.bindings.parameters import make_params
@@ -151,9 +151,9 @@ class KVCache:
         return self.kv_bytes * self.used() // self.n_cells
 
     @property
-    def attic(self) -> Attic:
+    def attic(self) -> NativeAttic:
         """Where evicted entries stay, once it is opened."""
-        return Attic(self)
+        return NativeAttic(self)
 
     @property
     def n_observed(self) -> int:

@@ -1,4 +1,4 @@
-"""Attic: where the evicted entries of a cache stay, and how they are recalled."""
+"""NativeAttic: where the evicted entries of a cache stay, and how they are recalled."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from h2o_gguf.bindings.status import check, check_options
 if TYPE_CHECKING:
     from h2o_gguf.bindings.cache import KVCache
 
-__all__ = ["Attic", "AtticInfo"]
+__all__ = ["AtticInfo", "NativeAttic"]
 
 Alike = Literal["head", "layer", "model"]
 ALIKE: dict[Alike, int] = {"head": 0, "layer": 1, "model": 2}
@@ -41,7 +41,7 @@ class AtticInfo:
     n_recalled: int
 
 
-class Attic:
+class NativeAttic:
     """Of one cache, or of one group; it keeps nothing until it is opened."""
 
     def __init__(self, cache: KVCache) -> None:
@@ -102,5 +102,5 @@ class Attic:
         )
 
     def recall_asked(self) -> None:
-        """Exchange what the batch asked for that was rolled back.  Raises: OptionError, it asked for nothing."""
+        """Exchange what the batch asked for that was rolled back.  Raises: OptionError: for nothing."""
         check_options(self._lib.h2og_recall_asked(self._cache.handle, self._cache.seq), "attic")
