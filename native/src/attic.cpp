@@ -30,30 +30,13 @@ ggml_type chosen_type(int32_t wanted, const ggml_tensor * t, int64_t head_dim) {
 
 } // namespace
 
-void convert_row(ggml_type from, const char * src, ggml_type to, char * dst, int64_t n) {
-    if (from == to) {
-        memcpy(dst, src, ggml_row_size(from, n));
-        return;
-    }
-    std::vector<float> row(n);
-    if (from == GGML_TYPE_F32) {
-        memcpy(row.data(), src, n*sizeof(float));
-    } else {
-        ggml_get_type_traits(from)->to_float(src, row.data(), n);
-    }
-    if (to == GGML_TYPE_F32) {
-        memcpy(dst, row.data(), n*sizeof(float));
-    } else {
-        ggml_get_type_traits(to)->from_float_ref(row.data(), dst, n);
-    }
-}
-
-Attic::Attic(const h2og_state & state, const h2og_attic_params & params) :
-    state(state), max_bytes(params.max_bytes),
+Attic::Attic(h2og_state & state, const h2og_attic_params & params) :
+    max_bytes(params.max_bytes),
     type_k(chosen_type(params.type_k, state.layers[0].k, state.head_dim_k)),
     type_v(chosen_type(params.type_v, state.layers[0].v, state.head_dim_v)),
     key_bytes(ggml_row_size(type_k, state.head_dim_k)),
     value_bytes(state.layers[0].v == nullptr ? 0 : ggml_row_size(type_v, state.head_dim_v)),
+    state(state),
     chunks(size_t(state.n_layer)*state.n_head_kv*CHUNK*(key_bytes + value_bytes), params.folder != nullptr ? params.folder : ""),
     streams(state.n_stream) {
     max_chunks = int32_t(std::min<int64_t>(max_bytes/int64_t(chunks.bytes), INT32_MAX/CHUNK));
@@ -87,12 +70,6 @@ char * Attic::values(int32_t stream, int32_t layer, int32_t head, int32_t i) con
 char * Attic::row(int32_t stream, int32_t layer, int32_t head, int32_t slot, bool is_v) const {
     return is_v ? values(stream, layer, head, slot/CHUNK) + (slot % CHUNK)*value_bytes
                 : keys  (stream, layer, head, slot/CHUNK) + (slot % CHUNK)*key_bytes;
-}
-
-RowLayout Attic::layout(int32_t layer, bool is_v) const {
-    const Layer & l = state.layers[layer];
-    return { is_v ? l.v : l.k, state.n_head_kv, is_v ? state.head_dim_v : state.head_dim_k,
-             is_v && h2og_access::v_trans(*state.cache) };
 }
 
 bool Attic::grow(int32_t stream) {
@@ -190,7 +167,7 @@ int32_t Attic::take(int32_t stream, const int32_t * victims, int32_t n) {
                     if (is_v && value_bytes == 0) {
                         continue;
                     }
-                    const RowLayout rows = layout(j, is_v);
+                    const RowLayout rows = state.rows_of(state.layers[j], is_v);
                     const ggml_type type = is_v ? type_v : type_k;
                     for (int32_t i = 0; i < more; ++i) {
                         get_row(rows, stream, h, cells[i], raw.data());
@@ -212,12 +189,12 @@ void Attic::untake(int32_t stream, int32_t n) {
     }
 }
 
-void Attic::exchange(h2og_state & own, int32_t stream, int32_t layer, int32_t head, int32_t slot, int32_t cell) {
+void Attic::exchange(int32_t stream, int32_t layer, int32_t head, int32_t slot, int32_t cell) {
     for (const bool is_v : { false, true }) {
         if (is_v && value_bytes == 0) {
             continue;
         }
-        const RowLayout rows = layout(layer, is_v);
+        const RowLayout rows = state.rows_of(state.layers[layer], is_v);
         const ggml_type type = is_v ? type_v : type_k, cached = rows.tensor->type;
         std::vector<char> out(ggml_row_size(cached, rows.head_dim)), in(out.size());
         get_row(rows, stream, head, cell, out.data());
@@ -226,19 +203,19 @@ void Attic::exchange(h2og_state & own, int32_t stream, int32_t layer, int32_t he
         set_row(rows, stream, head, cell, in.data());
         convert_row(cached, out.data(), type, here, rows.head_dim);
     }
-    const size_t at = own.index(stream, layer, head) + cell;
+    const size_t at = state.index(stream, layer, head) + cell;
     const Layer & l = state.layers[layer];
     const size_t score_at = stream*l.scores->nb[2] + head*l.scores->nb[1] + cell*sizeof(float);
     if (!l.is_host) {  // what the host has of it may be old
-        ggml_backend_tensor_get(l.scores, &own.scores[at], score_at, sizeof(float));
+        ggml_backend_tensor_get(l.scores, &state.scores[at], score_at, sizeof(float));
     }
     Entry & entry = streams[stream].entries[row_of(layer, head)][slot];
-    std::swap(entry.pos,      own.pos[at]);
-    std::swap(entry.rope_pos, own.rope_pos[at]);
-    std::swap(entry.score,    own.scores[at]);
-    own.recalled[at] = 1;
+    std::swap(entry.pos,      state.pos[at]);
+    std::swap(entry.rope_pos, state.rope_pos[at]);
+    std::swap(entry.score,    state.scores[at]);
+    state.recalled[at] = 1;
     if (!l.is_host) {
-        ggml_backend_tensor_set(l.scores, &own.scores[at], score_at, sizeof(float));
+        ggml_backend_tensor_set(l.scores, &state.scores[at], score_at, sizeof(float));
     }
 }
 

@@ -6,8 +6,6 @@
 
 #include "chunks.h"
 #include "h2og.h"
-#include "rotation.h"
-#include "rows.h"
 
 #include "ggml.h"
 
@@ -23,9 +21,14 @@ class Attic {
 public:
     static constexpr int32_t CHUNK = 256;  // entries of each head whose rows lie side by side
 
-    struct Entry { int32_t pos, rope_pos; float score; };
+    struct Entry {
+        int32_t pos, rope_pos;
+        float   score;
 
-    Attic(const h2og_state & state, const h2og_attic_params & params);
+        bool fits(int32_t n_past) const;  // whether a saved one can be of a sequence with positions below n_past
+    };
+
+    Attic(h2og_state & state, const h2og_attic_params & params);
     ~Attic();
 
     Attic(const Attic &) = delete;
@@ -34,6 +37,9 @@ public:
     int32_t n_entry(int32_t stream) const { return streams[stream].n; }  // of each head
     std::vector<Entry> & entries(int32_t stream, int32_t layer, int32_t head) { return streams[stream].entries[row_of(layer, head)]; }
     const std::vector<Entry> & entries(int32_t stream, int32_t layer, int32_t head) const { return streams[stream].entries[row_of(layer, head)]; }
+
+    // The key or value in a slot.
+    char * row(int32_t stream, int32_t layer, int32_t head, int32_t slot, bool is_v) const;
 
     // The keys of slots [i*CHUNK, (i + 1)*CHUNK), key_bytes apart; values likewise.
     char * keys  (int32_t stream, int32_t layer, int32_t head, int32_t i) const;
@@ -46,7 +52,7 @@ public:
 
     // Puts the entry of a slot into a cell of the cache, and what was there into the slot. Different heads may be exchanged
     // at the same time.
-    void exchange(h2og_state & state, int32_t stream, int32_t layer, int32_t head, int32_t slot, int32_t cell);
+    void exchange(int32_t stream, int32_t layer, int32_t head, int32_t slot, int32_t cell);
 
     // Makes n empty slots more; how many there was room for.
     int32_t extend(int32_t stream, int32_t n);
@@ -63,7 +69,6 @@ public:
 
     int64_t bytes() const;  // of all sequences' rows, as allocated
 
-    const h2og_state & state;
     const int64_t max_bytes;
     const ggml_type type_k, type_v;
     const size_t key_bytes, value_bytes;   // of a row
@@ -85,19 +90,15 @@ private:
     };
 
     size_t row_of(int32_t layer, int32_t head) const;
-    char * row(int32_t stream, int32_t layer, int32_t head, int32_t slot, bool is_v) const;
     void   drop(int32_t stream, int32_t n);
     bool   grow(int32_t stream);
-    RowLayout layout(int32_t layer, bool is_v) const;
 
+    h2og_state & state;
     Chunks chunks;
     int32_t max_chunks, n_chunk = 0;
     bool    is_full = false;       // the memory or the disk had no more, and nothing was given back since
     std::vector<Sequence> streams;
     std::mutex counting;
 };
-
-// One row as another type has it; both of n elements.
-void convert_row(ggml_type from, const char * src, ggml_type to, char * dst, int64_t n);
 
 } // namespace h2og

@@ -187,15 +187,14 @@ void h2og_state::evict(int32_t s, const int32_t * victims, int32_t n) {
 
 void h2og_state::move_rows(const Layer & layer, int32_t s, const std::vector<Move> & moves) const {
     for (const bool is_v : { false, true }) {
-        ggml_tensor * tensor = is_v ? layer.v : layer.k;
-        if (tensor == nullptr) {
+        const RowLayout rows = rows_of(layer, is_v);
+        if (rows.tensor == nullptr) {
             continue;
         }
-        const RowLayout rows = { tensor, n_head_kv, is_v ? head_dim_v : head_dim_k, is_v && h2og_access::v_trans(*cache) };
         if (layer.is_host && (!force_graph_moves || rows.is_transposed)) {
             move_rows_host(rows, s, moves);
         } else {
-            move_rows_graph(rows, s, moves, backend_of(*ctx, tensor));
+            move_rows_graph(rows, s, moves, backend_of(*ctx, rows.tensor));
         }
     }
 }

@@ -129,16 +129,13 @@ void h2og_state::read_queries(int32_t s, int32_t layer, float * out) const {
     out += n_empty*width;
     queries->read(s, layer, out);
 
-    int64_t n = 0;
-    if (const auto * matrix = hadamard_of(*cache, false, n)) {
-        undo_hadamard(out, held.size()*width, *matrix, n);
-    }
-    const auto pairs = pairs_of(l.il);
+    hadamard_of(*cache, false).apply(out, held.size()*width);
+    Turner turner(pairs_of(l.il));
     for (const Query & query : held) {
         // A key of that position is rotated to this one now.
         const int32_t by = query.pos - streams[s].rope_shift - query.rope_pos;
         for (int32_t h = 0; h < l.n_head; ++h, out += head_dim_k) {
-            turn(out, pairs, by);
+            turner.turn(out, by);
         }
     }
 }

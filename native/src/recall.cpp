@@ -255,7 +255,7 @@ void Recall::exchange_alike(const std::vector<float> & by_pos, const std::vector
     for (size_t i = 0; i < n && in[i].score > out[i].score; ++i) {
         for (size_t h = 0; h < together.size(); ++h, ++n_exchanged) {
             const int32_t slot = slots.empty() ? in[i].at : slots[h][in[i].pos];
-            attic.exchange(state, stream, together[h].layer, together[h].head, slot, out[i].at);
+            attic.exchange(stream, together[h].layer, together[h].head, slot, out[i].at);
         }
         exact_from = std::max(exact_from, state.streams[stream].books[out[i].at] + 1);
     }

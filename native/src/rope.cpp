@@ -46,11 +46,10 @@ void turn_keys(const llama_context & ctx, const llama_kv_cache & cache, const Ro
     for (ggml_tensor * t : { row_in, row_out, by }) {
         ggml_set_input(t);
     }
-    int64_t n_had = 0;
-    const std::vector<float> * hadamard = hadamard_of(cache, false, n_had);
+    const Hadamard hadamard = hadamard_of(cache, false);
     ggml_tensor * had = nullptr;
-    if (hadamard != nullptr) {
-        had = ggml_new_tensor_2d(g, GGML_TYPE_F32, n_had, n_had);
+    if (hadamard.matrix != nullptr) {
+        had = ggml_new_tensor_2d(g, GGML_TYPE_F32, hadamard.n, hadamard.n);
         ggml_set_input(had);
     }
 
@@ -85,7 +84,7 @@ void turn_keys(const llama_context & ctx, const llama_kv_cache & cache, const Ro
     ggml_backend_tensor_set(row_out, out.data(),   0, n*sizeof(int64_t));
     ggml_backend_tensor_set(by,      shift.data(), 0, n*sizeof(int32_t));
     if (had != nullptr) {
-        ggml_backend_tensor_set(had, hadamard->data(), 0, ggml_nbytes(had));
+        ggml_backend_tensor_set(had, hadamard.matrix->data(), 0, ggml_nbytes(had));
     }
     if (ggml_backend_graph_compute(backend, graph) != GGML_STATUS_SUCCESS) {
         fail(H2OG_NATIVE, "the backend failed to renumber the keys of layer %d", il);

@@ -119,14 +119,21 @@ std::vector<Pair> pairs_of(const Rotation & r, int32_t begin) {
     return pairs;
 }
 
-void turn(float * head, const std::vector<Pair> & pairs, int32_t by) {
+void Turner::turn(float * head, int32_t by) {
     if (by == 0) {
         return;
     }
-    for (const Pair & p : pairs) {
-        const double x = head[p.first], y = head[p.second], c = std::cos(by*p.angle), s = std::sin(by*p.angle);
-        head[p.first]  = float(x*c - y*s);
-        head[p.second] = float(x*s + y*c);
+    auto & angles = known[by];
+    if (angles.empty()) {
+        for (const Pair & p : pairs) {
+            angles.push_back({ std::cos(by*p.angle), std::sin(by*p.angle) });
+        }
+    }
+    for (size_t i = 0; i < pairs.size(); ++i) {
+        float & first = head[pairs[i].first], & second = head[pairs[i].second];
+        const double x = first, y = second;
+        first  = float(x*angles[i].cos - y*angles[i].sin);
+        second = float(x*angles[i].sin + y*angles[i].cos);
     }
 }
 

@@ -4,6 +4,8 @@
 #include "ggml.h"
 
 #include <cstdint>
+#include <map>
+#include <utility>
 #include <vector>
 
 namespace h2og {
@@ -34,7 +36,18 @@ struct Pair { int32_t first, second; double angle; };
 // All of a layer's, begin being its first rotated element; none if it does not rotate.
 std::vector<Pair> pairs_of(const Rotation & r, int32_t begin);
 
-// Turns a head by so many positions.
-void turn(float * head, const std::vector<Pair> & pairs, int32_t by);
+// Turns heads by numbers of positions, most of which come again and again.
+class Turner {
+public:
+    explicit Turner(std::vector<Pair> pairs) : pairs(std::move(pairs)) {}
+
+    void turn(float * head, int32_t by);
+
+private:
+    struct Angle { double cos, sin; };
+
+    const std::vector<Pair> pairs;
+    std::map<int32_t, std::vector<Angle>> known;  // by number of positions, an angle for each pair
+};
 
 } // namespace h2og

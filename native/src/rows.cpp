@@ -122,16 +122,20 @@ void set_row(const RowLayout & rows, int32_t stream, int32_t head, int32_t cell,
     }
 }
 
+void convert_row(ggml_type from, const void * src, ggml_type to, void * dst, int64_t n) {
+    if (from == to) {
+        memcpy(dst, src, ggml_row_size(from, n));
+    } else if (to == GGML_TYPE_F32) {
+        ggml_get_type_traits(from)->to_float(src, static_cast<float *>(dst), n);
+    } else {
+        std::vector<float> row(n);
+        convert_row(from, src, GGML_TYPE_F32, row.data(), n);
+        ggml_get_type_traits(to)->from_float_ref(row.data(), dst, n);
+    }
+}
+
 void read_rows(const RowLayout & rows, int32_t stream, const std::vector<int32_t> & cells, float * out) {
     const ggml_tensor * t = rows.tensor;
-    const auto to_float = ggml_get_type_traits(t->type)->to_float;
-    const auto convert = [&](const void * src, float * dst, int64_t n) {
-        if (t->type == GGML_TYPE_F32) {
-            memcpy(dst, src, n*sizeof(float));
-        } else {
-            to_float(src, dst, n);
-        }
-    };
     const size_t n = cells.size();
     if (rows.is_transposed) {  // a cell's elements lie all over the layer
         const size_t element = ggml_type_size(t->type);
@@ -140,7 +144,8 @@ void read_rows(const RowLayout & rows, int32_t stream, const std::vector<int32_t
         for (int64_t row = 0; row < int64_t(rows.n_head)*rows.head_dim; ++row) {
             const int64_t head = row/rows.head_dim, d = row % rows.head_dim;
             for (size_t i = 0; i < n; ++i) {
-                convert(data.data() + (row*t->ne[1] + cells[i])*element, out + (head*n + i)*rows.head_dim + d, 1);
+                convert_row(t->type, data.data() + (row*t->ne[1] + cells[i])*element, GGML_TYPE_F32,
+                            out + (head*n + i)*rows.head_dim + d, 1);
             }
         }
         return;
@@ -153,7 +158,8 @@ void read_rows(const RowLayout & rows, int32_t stream, const std::vector<int32_t
         for (size_t i = begin; i < end; ++i) {
             for (int32_t head = 0; head < rows.n_head; ++head) {
                 const size_t in_row = ggml_row_size(t->type, int64_t(head)*rows.head_dim);
-                convert(data.data() + (i - begin)*t->nb[1] + in_row, out + (head*n + i)*rows.head_dim, rows.head_dim);
+                convert_row(t->type, data.data() + (i - begin)*t->nb[1] + in_row, GGML_TYPE_F32, out + (head*n + i)*rows.head_dim,
+                            rows.head_dim);
             }
         }
     }
@@ -176,13 +182,16 @@ ggml_backend_t backend_of(const llama_context & ctx, const ggml_tensor * tensor)
     return host;
 }
 
-void undo_hadamard(float * data, size_t size, const std::vector<float> & matrix, int64_t n) {
+void Hadamard::apply(float * data, size_t size) const {
+    if (matrix == nullptr) {
+        return;
+    }
     std::vector<float> out(n);
     for (float * run = data; run < data + size; run += n) {
         for (int64_t i = 0; i < n; ++i) {
             float sum = 0.0f;
             for (int64_t j = 0; j < n; ++j) {
-                sum += matrix[i*n + j]*run[j];
+                sum += (*matrix)[i*n + j]*run[j];
             }
             out[i] = sum;
         }
@@ -190,18 +199,22 @@ void undo_hadamard(float * data, size_t size, const std::vector<float> & matrix,
     }
 }
 
-const std::vector<float> * hadamard_of(const llama_kv_cache & cache, bool is_v, int64_t & n) {
+Hadamard hadamard_of(const llama_kv_cache & cache, bool is_v) {
     if (!(is_v ? h2og_access::rotates_v(cache) : h2og_access::rotates_k(cache))) {
-        return nullptr;
+        return {};
     }
-    n = 64;
+    int64_t n = 64;
     while (!is_v && h2og_access::head_dim_k_all(cache) % (2*n) == 0) {
         n *= 2;
     }
-    return h2og_access::hadamard(cache, n);
+    return { h2og_access::hadamard(cache, n), n };
 }
 
 } // namespace h2og
+
+h2og::RowLayout h2og_state::rows_of(const h2og::Layer & layer, bool is_v) const {
+    return { is_v ? layer.v : layer.k, n_head_kv, is_v ? head_dim_v : head_dim_k, is_v && h2og_access::v_trans(*cache) };
+}
 
 void h2og_state::read_heads(int32_t stream, int32_t layer, bool is_v, const std::vector<int32_t> & cells, float * out) const {
     const h2og::Layer & l = layers[layer];
@@ -215,9 +228,6 @@ void h2og_state::read_heads(int32_t stream, int32_t layer, bool is_v, const std:
         }
         return;
     }
-    h2og::read_rows({ is_v ? l.v : l.k, n_head_kv, head_dim, is_v && h2og_access::v_trans(*cache) }, stream, cells, out);
-    int64_t n = 0;
-    if (const auto * matrix = h2og::hadamard_of(*cache, is_v, n)) {
-        h2og::undo_hadamard(out, n_row*head_dim, *matrix, n);
-    }
+    h2og::read_rows(rows_of(l, is_v), stream, cells, out);
+    h2og::hadamard_of(*cache, is_v).apply(out, n_row*head_dim);
 }

@@ -34,11 +34,18 @@ void set_row(const RowLayout & rows, int32_t stream, int32_t head, int32_t cell,
 // float32 out[n_head][cells.size()][head_dim]
 void read_rows(const RowLayout & rows, int32_t stream, const std::vector<int32_t> & cells, float * out);
 
-// The n x n Hadamard matrix that llama.cpp multiplies this cache's keys (or values) with; nullptr if it does not.
-const std::vector<float> * hadamard_of(const llama_kv_cache & cache, bool is_v, int64_t & n);
+// What llama.cpp multiplies a cache's keys (or values) with before it stores them.
+struct Hadamard {
+    const std::vector<float> * matrix = nullptr;  // [n][n], symmetric and its own inverse; nullptr: they are stored as they are
+    int64_t n = 0;
 
-// Multiplies each run of n floats with the symmetric n x n matrix that llama.cpp rotated it with; it is its own inverse.
-void undo_hadamard(float * data, size_t size, const std::vector<float> & matrix, int64_t n);
+    // Multiplies each run of n floats: done twice, they are what they were.
+    void apply(float * data, size_t size) const;
+};
+Hadamard hadamard_of(const llama_kv_cache & cache, bool is_v);
+
+// n elements of one type as another has them.
+void convert_row(ggml_type from, const void * src, ggml_type to, void * dst, int64_t n);
 
 // The backend of ctx that computes on this tensor's buffer.
 ggml_backend_t backend_of(const llama_context & ctx, const ggml_tensor * tensor);

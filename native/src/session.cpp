@@ -1,11 +1,11 @@
 // What a saved llama.cpp state lacks: cells, positions, scores, counters, recorded queries and evicted entries, in the order llama.cpp saves its cells.
-#include "rows.h"
-#include "state.h"
-
 #include "session.h"
 
+#include "rows.h"
+#include "session-values.h"
+#include "state.h"
+
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 
 namespace h2og {
@@ -25,7 +25,7 @@ struct Header {
     int64_t  attic_bytes;              // of the evicted entries behind them
 };
 
-struct Entry { int32_t pos, rope_pos; float score; int32_t is_recalled; };
+struct SavedEntry { Attic::Entry entry; int32_t is_recalled; };
 
 int32_t query_floats(const h2og_state & state) {
     int32_t n = 0;
@@ -47,7 +47,7 @@ std::vector<int32_t> occupied(const h2og_state & state, int32_t s) {
 
 // Without the evicted entries.
 size_t size_of(const h2og_state & state, int32_t n_used, int32_t n_query) {
-    return sizeof(Header) + size_t(n_used)*sizeof(int32_t) + size_t(state.n_layer)*state.n_head_kv*n_used*sizeof(Entry) +
+    return sizeof(Header) + size_t(n_used)*sizeof(int32_t) + size_t(state.n_layer)*state.n_head_kv*n_used*sizeof(SavedEntry) +
         size_t(n_query)*(sizeof(Query) + query_floats(state)*sizeof(float));
 }
 
@@ -85,27 +85,18 @@ void put_back(h2og_state & state, int32_t s, const std::vector<int32_t> & now, c
     state.follow_books(s);
 }
 
-// Fills a vector, empty or not, and moves on behind what it took.
-template <typename T>
-void take(const uint8_t *& data, std::vector<T> & out) {
-    if (!out.empty()) {  // whose data() may be null
-        memcpy(out.data(), data, out.size()*sizeof(T));
-        data += out.size()*sizeof(T);
-    }
-}
-
 // Without saved queries, or with none recorded here, the rings stay empty.
 void load_queries(h2og_state & state, int32_t s, const Header & header, const uint8_t * data) {
     if (state.queries == nullptr) {
         return;
     }
     std::vector<Query> queries(header.n_query);
-    take(data, queries);
+    take_values(data, queries.data(), queries.size());
     state.queries->restore(s, queries);
     std::vector<float> rows;
     for (int32_t j = 0; j < state.n_layer; ++j) {
         rows.resize(queries.size()*state.layers[j].n_head*state.head_dim_k);
-        take(data, rows);
+        take_values(data, rows.data(), rows.size());
         state.queries->write(s, j, rows.data(), header.n_query);
     }
 }
@@ -127,30 +118,25 @@ void state_save(h2og_state & state, int32_t s, uint8_t * out, int64_t size) {
     const Header header = { MAGIC, VERSION, state.n_layer, state.n_head_kv, st.n_used, st.n_past,
                             st.rope_shift, st.exact_from, state.n_cells, int32_t(h2og_access::search_from(*state.cache, s)),
                             st.n_evicted, st.n_evictions, st.n_rebases, int32_t(queries.size()), query_floats(state), int64_t(attic_bytes(state, s)) };
-    memcpy(out, &header, sizeof(header));
-    out += sizeof(header);
     const auto cells = occupied(state, s);
-    out = std::copy_n(reinterpret_cast<const uint8_t *>(cells.data()), cells.size()*sizeof(int32_t), out);
+    put_values(out, &header, 1);
+    put_values(out, cells.data(), cells.size());
     for (int32_t j = 0; j < state.n_layer; ++j) {
         for (int32_t ih = 0; ih < state.n_head_kv; ++ih) {
             const size_t i = state.index(s, j, ih);
             for (const int32_t cell : cells) {
-                const Entry e = { state.pos[i + cell], state.rope_pos[i + cell], state.scores[i + cell], state.recalled[i + cell] };
-                memcpy(out, &e, sizeof(e));
-                out += sizeof(e);
+                const SavedEntry saved = { { state.pos[i + cell], state.rope_pos[i + cell], state.scores[i + cell] },
+                                           state.recalled[i + cell] };
+                put_values(out, &saved, 1);
             }
         }
     }
-    if (!queries.empty()) {
-        memcpy(out, queries.data(), queries.size()*sizeof(Query));
-        out += queries.size()*sizeof(Query);
-        std::vector<float> rows;
-        for (int32_t j = 0; j < state.n_layer; ++j) {
-            rows.resize(queries.size()*state.layers[j].n_head*state.head_dim_k);
-            state.queries->read(s, j, rows.data());
-            memcpy(out, rows.data(), rows.size()*sizeof(float));
-            out += rows.size()*sizeof(float);
-        }
+    put_values(out, queries.data(), queries.size());
+    std::vector<float> rows;
+    for (int32_t j = 0; !queries.empty() && j < state.n_layer; ++j) {
+        rows.resize(queries.size()*state.layers[j].n_head*state.head_dim_k);
+        state.queries->read(s, j, rows.data());
+        put_values(out, rows.data(), rows.size());
     }
     if (state.attic != nullptr) {
         state.attic->save(s, out);
@@ -196,16 +182,16 @@ void state_load(h2og_state & state, int32_t s, const uint8_t * data, int64_t siz
     }
     data += sizeof(header);
     std::vector<int32_t> before(cells.size());
-    take(data, before);
+    take_values(data, before.data(), before.size());
     bool can_put_back = header.n_cells == state.n_cells && header.search_from >= 0 && header.search_from <= state.n_cells;
     for (size_t i = 0; i < before.size(); ++i) {
         can_put_back = can_put_back && before[i] >= cells[i] && before[i] < state.n_cells && (i == 0 || before[i] > before[i - 1]);
     }
     for (size_t i = 0; i < size_t(state.n_layer)*state.n_head_kv*before.size(); ++i) {
-        Entry e;
-        memcpy(&e, data + i*sizeof(e), sizeof(e));
-        if (e.pos < 0 || e.pos >= header.n_past || e.rope_pos < 0 || std::isnan(e.score)) {
-            fail(H2OG_STATE, "the saved state has an entry at position %d of %d", e.pos, header.n_past);
+        SavedEntry saved;
+        memcpy(&saved, data + i*sizeof(saved), sizeof(saved));
+        if (!saved.entry.fits(header.n_past)) {
+            fail(H2OG_STATE, "the saved state has an entry at position %d of %d", saved.entry.pos, header.n_past);
         }
     }
     if (can_put_back) {
@@ -217,13 +203,12 @@ void state_load(h2og_state & state, int32_t s, const uint8_t * data, int64_t siz
         for (int32_t ih = 0; ih < state.n_head_kv; ++ih) {
             const size_t i = state.index(s, j, ih);
             for (const int32_t cell : cells) {
-                Entry e;
-                memcpy(&e, data, sizeof(e));
-                data += sizeof(e);
-                state.pos[i + cell]      = e.pos;
-                state.rope_pos[i + cell] = e.rope_pos;
-                state.scores[i + cell]   = e.score;
-                state.recalled[i + cell] = e.is_recalled != 0;
+                SavedEntry saved;
+                take_values(data, &saved, 1);
+                state.pos[i + cell]      = saved.entry.pos;
+                state.rope_pos[i + cell] = saved.entry.rope_pos;
+                state.scores[i + cell]   = saved.entry.score;
+                state.recalled[i + cell] = saved.is_recalled != 0;
             }
         }
     }

@@ -110,6 +110,9 @@ struct h2og_state {
     // are none yet: float32 out[n_observed][n_head][head_dim_k].  Only while queries are recorded.
     void read_queries(int32_t stream, int32_t layer, float * out) const;
 
+    // Where the keys or values of a layer lie; without a tensor where V is part of K.
+    h2og::RowLayout rows_of(const h2og::Layer & layer, bool is_v) const;
+
     // How a model layer of the evicted cache rotates.
     std::vector<h2og::Pair> pairs_of(int32_t il) const;
 
