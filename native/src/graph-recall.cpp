@@ -8,7 +8,7 @@ namespace h2og {
 
 namespace {
 
-Asked asked_of(const RecallNode & node, const ggml_tensor * dst) {
+LayerQueries queries_of(const RecallNode & node, const ggml_tensor * dst) {
     const ggml_tensor * q = dst->src[0], * sinks = dst->src[1];
     return { static_cast<const char *>(q->data) + node.i_stream*q->nb[3], q->nb[1], q->nb[2], int32_t(q->ne[1]), int32_t(q->ne[2]),
              node.scale, node.softcap, sinks != nullptr ? static_cast<const float *>(sinks->data) : nullptr };
@@ -16,12 +16,12 @@ Asked asked_of(const RecallNode & node, const ggml_tensor * dst) {
 
 void compute_look(ggml_tensor * dst, int ith, int nth, void * userdata) {
     const RecallNode & node = *static_cast<const RecallNode *>(userdata);
-    node.recall.look(node.layer, asked_of(node, dst), ith, nth);
+    node.recall.look(node.layer, queries_of(node, dst), ith, nth);
 }
 
 void compute_search(ggml_tensor * dst, int, int, void * userdata) {
     const RecallNode & node = *static_cast<const RecallNode *>(userdata);
-    node.recall.search(node.layer, asked_of(node, dst));
+    node.recall.search(node.layer, queries_of(node, dst));
 }
 
 void compute_exchange(ggml_tensor *, int, int, void * userdata) {

@@ -1,4 +1,4 @@
-// Recall: before a layer attends, the queries of a new turn fetch back what they need of what was evicted.
+// Recall: before a layer attends, the newest queries fetch back what they need of what was evicted.
 //
 //   score[c] = max over the queries t and the G query heads of  logit(t, c) - log(sum over the cache's entries of exp(logit))
 //
@@ -6,7 +6,7 @@
 // behind what it is about, and is what will be attended to next.  So the score that counts is the largest of the AFTER positions
 // before and the BEFORE positions behind.  The best of the attic are exchanged with the worst of the cache that are not
 // protected, in each layer and KV head on its own; or, where policies evict alike, in all heads of a layer or of the model.  For the
-// last, the batch only asks: what its queries voted for in all layers is exchanged after it, and it is decoded again.
+// last, the batch only asks: all its layers vote, what they voted for is exchanged after it, and it is decoded again.
 #pragma once
 
 #include "attic.h"
@@ -26,7 +26,7 @@ struct Question;
 using Span = std::pair<int32_t, int32_t>;  // positions, the end not included
 
 // What a layer asks with.
-struct Asked {
+struct LayerQueries {
     const char * q;                    // float32 [n_head][n_query][head_dim_k] of one sequence, with these strides in bytes
     size_t  q_query, q_head;
     int32_t n_query, n_head;
@@ -34,21 +34,21 @@ struct Asked {
     const float * sinks;               // [n_head] or nullptr
 };
 
-enum class Alike { head, layer, model };  // whose heads exchange the same positions
+enum class Alike { head, layer, model };  // whose heads exchange the same positions; as H2OG_ALIKE_*
+
+struct HeadId { int32_t layer, head; };
 
 // Of one sequence, for one batch.  Layers follow each other, each in three steps that all threads take part in and that
 // no thread begins before all have ended the one before.
 class Recall {
 public:
-    static constexpr int32_t BEFORE = 2, AFTER = 8;
-
     // protected_: entries that are not exchanged. n_most: exchanges of each KV head. n_asked: the newest queries that count.
-    // alike: of the heads of a layer the largest score counts; of layers, the sum of what their queries would attend.
+    // alike: of the heads of a layer the largest score counts; of layers, the sum of what their queries attend to.
     Recall(h2og_state & state, int32_t stream, std::vector<Span> protected_, int32_t n_most, int32_t n_asked, Alike alike);
 
-    // None of them throws.
-    void look    (int32_t layer, const Asked & asked, int32_t i_thread, int32_t n_thread);
-    void search  (int32_t layer, const Asked & asked);
+    // The steps: scores of the cache's entries, scores of the attic's, and the exchange or the vote. None of them throws.
+    void look    (int32_t layer, const LayerQueries & queries, int32_t i_thread, int32_t n_thread);
+    void search  (int32_t layer, const LayerQueries & queries);
     void exchange(int32_t layer);
 
     // Whether the batch only asks; then, after it, exchanges what it asked for.
@@ -64,27 +64,36 @@ private:
         std::vector<float> in_cache, in_attic;   // scores of cells and of slots
     };
 
-    struct HeadOf { int32_t layer, head; };
+    void look_at_cache(int32_t layer, const LayerQueries & queries, int32_t i_thread, int32_t n_thread);
+    void search_attic (int32_t layer, const LayerQueries & queries);
+    void load_queries(Head & head, int32_t ih, const LayerQueries & queries) const;
+    Question question_of(const Head & head, const LayerQueries & queries) const;
 
     bool is_protected(int32_t pos) const;
-    template <typename F>
-    void unless_failed(const F & f) noexcept;
-    void look_at_cache(int32_t layer, const Asked & asked, int32_t i_thread, int32_t n_thread);
-    void search_attic (int32_t layer, const Asked & asked);
-    void load_queries(Head & head, int32_t ih, const Asked & asked) const;
-    Question question_of(const Head & head, const Asked & asked) const;
     std::vector<float> scores_by_position(int32_t layer, int32_t first, int32_t n_alike) const;
-    std::vector<std::vector<int32_t>> slots_by_position(const std::vector<HeadOf> & alike) const;
-    void vote(int32_t layer);
-    void exchange_alike(const std::vector<float> & by_pos, const std::vector<HeadOf> & alike);
+    void vote(const std::vector<float> & by_pos);
+    void exchange_best(const std::vector<float> & by_pos, const std::vector<HeadId> & together);
+
+    // Threads of a graph must not throw; a layer that others have looked at only in part is left as it is.
+    template <typename F>
+    void unless_failed(const F & f) noexcept {
+        if (has_failed) {
+            return;
+        }
+        try {
+            f();
+        } catch (...) {
+            has_failed = true;
+        }
+    }
 
     h2og_state & state;
     const Kernel & kernel;
     const std::vector<Span> protected_spans;
     const int32_t n_most, n_asked;
     const Alike alike;
-    std::vector<Head> heads;
-    std::vector<float> votes;                               // by position
+    std::vector<Head> heads;                                // of the layer at hand
+    std::vector<float> votes;                               // by position, of the layers so far
     std::atomic<bool>    has_failed{false};                 // for want of memory: nothing more comes back
     std::atomic<int32_t> next_search{0}, next_exchange{0};  // of a layer: what no thread has begun
 };

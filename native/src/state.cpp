@@ -156,8 +156,11 @@ void h2og_state::set_attic(const h2og_attic_params & wanted) {
     }
 }
 
-// What the recall before fetched back is as any other entry now.
 void h2og_state::begin_recalls() {
+    recalls = std::move(next_recalls);
+    next_recalls.clear();
+    next_recalls.resize(n_stream);
+    // What the recall before fetched back is as any other entry now.
     for (int32_t s = 0; s < n_stream; ++s) {
         if (recalls[s] != nullptr) {
             std::fill_n(recalled.begin() + index(s, 0, 0), index(1, 0, 0), uint8_t(0));
@@ -257,9 +260,7 @@ void h2og_state::forget(int32_t stream) {
     if (attic != nullptr) {
         attic->clear(stream);
     }
-    if (!next_recalls.empty()) {
-        next_recalls[stream].reset();
-    }
+    next_recalls[stream].reset();
     streams[stream] = Stream{};
     streams[stream].books.assign(n_cells, -1);
 }

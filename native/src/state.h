@@ -147,10 +147,10 @@ struct h2og_state {
 
     // By stream, nullptr: none.
     std::vector<std::unique_ptr<h2og::Recall>> next_recalls;  // of the next batch
-    std::vector<std::unique_ptr<h2og::Recall>> recalls;       // of the batch being decoded
+    std::vector<std::unique_ptr<h2og::Recall>> recalls;       // of the batch being decoded, until the next
     bool is_recalling() const;
     bool only_asks(int32_t stream) const;  // the batch being decoded, of that sequence
-    void begin_recalls();
+    void begin_recalls();                  // of a batch that is about to be decoded
 
     float *              scores = nullptr;  // [n_stream, n_layer, n_head_kv, n_cells]; host layers' tensors lie here
     std::vector<int32_t> pos;               // same shape
