@@ -7,9 +7,21 @@
 
 #include <algorithm>
 #include <map>
-#include <set>
 
 using namespace h2og;
+
+namespace {
+
+template <typename Batch>
+std::map<int32_t, int32_t> tokens_by_sequence(const Batch & batch) {
+    std::map<int32_t, int32_t> n_tokens;
+    for (int64_t i = 0; i < int64_t(batch.n_tokens); ++i) {
+        ++n_tokens[batch.seq_id[i][0]];
+    }
+    return n_tokens;
+}
+
+} // namespace
 
 int h2og_before_batch(h2og_state * state, const llama_batch & batch) {
     state->batch_weights = std::move(state->query_weights);
@@ -18,11 +30,7 @@ int h2og_before_batch(h2og_state * state, const llama_batch & batch) {
         group->begin_recalls();
     }
     const int32_t status = guarded([&]() -> int32_t {
-        std::map<int32_t, int32_t> n_tokens;
-        for (int32_t i = 0; i < batch.n_tokens; ++i) {
-            ++n_tokens[batch.seq_id[i][0]];
-        }
-        for (const auto & [seq, n] : n_tokens) {
+        for (const auto & [seq, n] : tokens_by_sequence(batch)) {
             state->before_batch(seq, n);
         }
         return H2OG_OK;
@@ -40,12 +48,8 @@ void h2og_after_ubatch(h2og_state * first, const llama_ubatch & ubatch) {
             continue;
         }
         guarded([&]() -> int32_t {
-            std::map<int32_t, int32_t> n_tokens;
-            for (uint32_t i = 0; i < ubatch.n_tokens; ++i) {
-                ++n_tokens[ubatch.seq_id[i][0]];
-            }
             state->synchronize();
-            for (const auto & [seq, n] : n_tokens) {
+            for (const auto & [seq, n] : tokens_by_sequence(ubatch)) {
                 const int32_t s = state->stream_of(seq);
                 if (state->only_asks(s)) {
                     continue;

@@ -167,11 +167,11 @@ void h2og_state::turn_entries(int32_t s, int32_t begin) {
             live[ih].clear();
             for (size_t i = 0; i < order.size(); ++i) {
                 const size_t at = base + order[i];
-                live[ih].push_back({ pos[at], rope_pos[at], begin + int32_t(i) });
-                const int32_t by = begin + int32_t(i) - rope_pos[base + order[i]];
-                if (by != 0) {
-                    turns.push_back({ order[i]*n_head_kv + ih, by });
-                    entries.push_back(base + order[i]);
+                const int32_t to = begin + int32_t(i);
+                live[ih].push_back({ pos[at], rope_pos[at], to });
+                if (to != rope_pos[at]) {
+                    turns.push_back({ order[i]*n_head_kv + ih, to - rope_pos[at] });
+                    entries.push_back(at);
                 }
             }
         }

@@ -17,6 +17,12 @@ size_t offset_of(const RowLayout & rows, int32_t stream, int32_t head, int32_t c
     return stream*rows.tensor->nb[2] + cell*rows.tensor->nb[1] + ggml_row_size(rows.tensor->type, int64_t(head)*rows.head_dim);
 }
 
+// Of an element of a transposed row.
+size_t offset_of(const RowLayout & rows, int32_t stream, int32_t head, int32_t cell, int64_t d) {
+    const ggml_tensor * t = rows.tensor;
+    return stream*t->nb[2] + ((int64_t(head)*rows.head_dim + d)*t->ne[1] + cell)*ggml_type_size(t->type);
+}
+
 } // namespace
 
 void move_rows_host(const RowLayout & rows, int32_t stream, const std::vector<Move> & moves) {
@@ -29,11 +35,9 @@ void move_rows_host(const RowLayout & rows, int32_t stream, const std::vector<Mo
         return;
     }
     const size_t element = ggml_type_size(rows.tensor->type);
-    const int64_t n_cells = rows.tensor->ne[1];
-    char * base = data + stream*rows.tensor->nb[2];
     for (const Move & m : moves) {
-        for (int64_t d = int64_t(m.head)*rows.head_dim; d < int64_t(m.head + 1)*rows.head_dim; ++d) {
-            memcpy(base + (d*n_cells + m.to)*element, base + (d*n_cells + m.from)*element, element);
+        for (int64_t d = 0; d < rows.head_dim; ++d) {
+            memcpy(data + offset_of(rows, stream, m.head, m.to, d), data + offset_of(rows, stream, m.head, m.from, d), element);
         }
     }
 }
@@ -106,7 +110,7 @@ void get_row(const RowLayout & rows, int32_t stream, int32_t head, int32_t cell,
     }
     const size_t element = ggml_type_size(t->type);
     for (int64_t d = 0; d < rows.head_dim; ++d) {
-        ggml_backend_tensor_get(t, out + d*element, stream*t->nb[2] + ((int64_t(head)*rows.head_dim + d)*t->ne[1] + cell)*element, element);
+        ggml_backend_tensor_get(t, out + d*element, offset_of(rows, stream, head, cell, d), element);
     }
 }
 
@@ -118,7 +122,7 @@ void set_row(const RowLayout & rows, int32_t stream, int32_t head, int32_t cell,
     }
     const size_t element = ggml_type_size(t->type);
     for (int64_t d = 0; d < rows.head_dim; ++d) {
-        ggml_backend_tensor_set(t, row + d*element, stream*t->nb[2] + ((int64_t(head)*rows.head_dim + d)*t->ne[1] + cell)*element, element);
+        ggml_backend_tensor_set(t, row + d*element, offset_of(rows, stream, head, cell, d), element);
     }
 }
 
@@ -138,14 +142,14 @@ void read_rows(const RowLayout & rows, int32_t stream, const std::vector<int32_t
     const ggml_tensor * t = rows.tensor;
     const size_t n = cells.size();
     if (rows.is_transposed) {  // a cell's elements lie all over the layer
-        const size_t element = ggml_type_size(t->type);
         std::vector<char> data(t->nb[2]);
         ggml_backend_tensor_get(t, data.data(), stream*t->nb[2], data.size());
-        for (int64_t row = 0; row < int64_t(rows.n_head)*rows.head_dim; ++row) {
-            const int64_t head = row/rows.head_dim, d = row % rows.head_dim;
-            for (size_t i = 0; i < n; ++i) {
-                convert_row(t->type, data.data() + (row*t->ne[1] + cells[i])*element, GGML_TYPE_F32,
-                            out + (head*n + i)*rows.head_dim + d, 1);
+        for (int32_t head = 0; head < rows.n_head; ++head) {
+            for (int64_t d = 0; d < rows.head_dim; ++d) {
+                for (size_t i = 0; i < n; ++i) {
+                    convert_row(t->type, data.data() + offset_of(rows, 0, head, cells[i], d), GGML_TYPE_F32,
+                                out + (head*n + i)*rows.head_dim + d, 1);
+                }
             }
         }
         return;
