@@ -101,6 +101,51 @@ void load_queries(h2og_state & state, int32_t s, const Header & header, const ui
     }
 }
 
+// Throws unless these bytes are all of a sequence that llama.cpp has just restored.
+Header checked_header(const h2og_state & state, int32_t s, const uint8_t * data, int64_t size) {
+    Header header;
+    if (size < int64_t(sizeof(header))) {
+        fail(H2OG_STATE, "the saved state is cut short: %lld bytes", (long long) size);
+    }
+    memcpy(&header, data, sizeof(header));
+    if (header.magic != MAGIC || header.version != VERSION) {
+        fail(H2OG_STATE, "this is no saved state of version %u", VERSION);
+    }
+    if (header.n_layer != state.n_layer || header.n_head_kv != state.n_head_kv) {
+        fail(H2OG_STATE, "the saved state has %d layers of %d KV heads, this cache %d of %d",
+             header.n_layer, header.n_head_kv, state.n_layer, state.n_head_kv);
+    }
+    if (header.n_query < 0 || (header.n_query > 0 && header.n_query_floats != query_floats(state))) {
+        fail(H2OG_STATE, "the saved state has %d queries of %d numbers, this cache's have %d", header.n_query,
+             header.n_query_floats, query_floats(state));
+    }
+    const Stream & st = state.streams[s];
+    if (header.n_used != st.n_used || header.n_past != st.n_past || header.n_used != int32_t(occupied(state, s).size())) {
+        fail(H2OG_STATE, "the saved state has %d entries up to position %d, llama.cpp restored %d up to %d",
+             header.n_used, header.n_past, st.n_used, st.n_past);
+    }
+    const size_t expected = size_of(state, header.n_used, header.n_query);
+    if (header.attic_bytes < 0 || size - header.attic_bytes != int64_t(expected)) {
+        fail(H2OG_STATE, "the saved state has %lld bytes instead of %zu and %lld of evicted entries", (long long) size, expected,
+             (long long) header.attic_bytes);
+    }
+    if (header.attic_bytes > int64_t(Attic::EMPTY_BYTES) && header.n_evicted == 0) {
+        fail(H2OG_STATE, "the saved state has evicted entries, and none was ever evicted");
+    }
+    if (header.attic_bytes > 0 && Attic::check_saved(state, data + expected, size_t(header.attic_bytes), header.n_past) != size_t(header.attic_bytes)) {
+        fail(H2OG_STATE, "the saved state has %lld bytes of evicted entries, and not as many as they take", (long long) header.attic_bytes);
+    }
+    const uint8_t * entries = data + sizeof(header) + header.n_used*sizeof(int32_t);
+    for (size_t i = 0; i < size_t(state.n_layer)*state.n_head_kv*header.n_used; ++i) {
+        SavedEntry saved;
+        take_values(entries, &saved, 1);
+        if (!saved.entry.fits(header.n_past)) {
+            fail(H2OG_STATE, "the saved state has an entry at position %d of %d", saved.entry.pos, header.n_past);
+        }
+    }
+    return header;
+}
+
 } // namespace
 
 int64_t state_size(h2og_state & state, int32_t s) {
@@ -146,53 +191,15 @@ void state_save(h2og_state & state, int32_t s, uint8_t * out, int64_t size) {
 void state_load(h2og_state & state, int32_t s, const uint8_t * data, int64_t size) {
     state.settle();
     state.follow_books(s);
-    Header header;
-    if (size < int64_t(sizeof(header))) {
-        fail(H2OG_STATE, "the saved state is cut short: %lld bytes", (long long) size);
-    }
-    memcpy(&header, data, sizeof(header));
-    if (header.magic != MAGIC || header.version != VERSION) {
-        fail(H2OG_STATE, "this is no saved state of version %u", VERSION);
-    }
-    if (header.n_layer != state.n_layer || header.n_head_kv != state.n_head_kv) {
-        fail(H2OG_STATE, "the saved state has %d layers of %d KV heads, this cache %d of %d",
-             header.n_layer, header.n_head_kv, state.n_layer, state.n_head_kv);
-    }
-    if (header.n_query < 0 || (header.n_query > 0 && header.n_query_floats != query_floats(state))) {
-        fail(H2OG_STATE, "the saved state has %d queries of %d numbers, this cache's have %d", header.n_query,
-             header.n_query_floats, query_floats(state));
-    }
+    const Header header = checked_header(state, s, data, size);
+    const uint8_t * saved_attic = data + size - header.attic_bytes;
     auto cells = occupied(state, s);
-    Stream & st = state.streams[s];
-    if (header.n_used != st.n_used || header.n_past != st.n_past || header.n_used != int32_t(cells.size())) {
-        fail(H2OG_STATE, "the saved state has %d entries up to position %d, llama.cpp restored %d up to %d",
-             header.n_used, header.n_past, st.n_used, st.n_past);
-    }
-    const size_t expected = size_of(state, header.n_used, header.n_query);
-    if (header.attic_bytes < 0 || size - header.attic_bytes != int64_t(expected)) {
-        fail(H2OG_STATE, "the saved state has %lld bytes instead of %zu and %lld of evicted entries", (long long) size, expected,
-             (long long) header.attic_bytes);
-    }
-    const uint8_t * saved_attic = data + expected;
-    if (header.attic_bytes > int64_t(Attic::EMPTY_BYTES) && header.n_evicted == 0) {
-        fail(H2OG_STATE, "the saved state has evicted entries, and none was ever evicted");
-    }
-    if (header.attic_bytes > 0 && Attic::check_saved(state, saved_attic, size_t(header.attic_bytes), header.n_past) != size_t(header.attic_bytes)) {
-        fail(H2OG_STATE, "the saved state has %lld bytes of evicted entries, and not as many as they take", (long long) header.attic_bytes);
-    }
     data += sizeof(header);
     std::vector<int32_t> before(cells.size());
     take_values(data, before.data(), before.size());
     bool can_put_back = header.n_cells == state.n_cells && header.search_from >= 0 && header.search_from <= state.n_cells;
     for (size_t i = 0; i < before.size(); ++i) {
         can_put_back = can_put_back && before[i] >= cells[i] && before[i] < state.n_cells && (i == 0 || before[i] > before[i - 1]);
-    }
-    for (size_t i = 0; i < size_t(state.n_layer)*state.n_head_kv*before.size(); ++i) {
-        SavedEntry saved;
-        memcpy(&saved, data + i*sizeof(saved), sizeof(saved));
-        if (!saved.entry.fits(header.n_past)) {
-            fail(H2OG_STATE, "the saved state has an entry at position %d of %d", saved.entry.pos, header.n_past);
-        }
     }
     if (can_put_back) {
         put_back(state, s, cells, before);
@@ -216,6 +223,7 @@ void state_load(h2og_state & state, int32_t s, const uint8_t * data, int64_t siz
     if (state.attic != nullptr && header.attic_bytes > 0) {
         state.attic->load(s, saved_attic);
     }
+    Stream & st = state.streams[s];
     st.rope_shift  = header.rope_shift;
     st.window_shift.assign(state.window != nullptr ? h2og_access::layers(*state.window).size() : 0, header.rope_shift);
     st.exact_from  = header.exact_from;
