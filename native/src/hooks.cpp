@@ -15,9 +15,6 @@ int h2og_before_batch(h2og_state * state, const llama_batch & batch) {
     state->batch_weights = std::move(state->query_weights);
     state->query_weights.clear();
     for (h2og_state * group : state->groups) {
-        group->recalls = std::move(group->next_recalls);
-        group->next_recalls.clear();
-        group->next_recalls.resize(group->n_stream);
         group->begin_recalls();
     }
     const int32_t status = guarded([&]() -> int32_t {

@@ -157,8 +157,12 @@ void Recall::exchange(int32_t layer) {
     });
 }
 
-// What is attended to in a layer counts as much as there is of it, and no more than all.
+// What is attended to in a layer counts as much as there is of it, and no more than all.  The lower half of the layers looks for
+// words that are alike, wherever they stand; the upper half for what they mean.
 void Recall::vote(int32_t layer) {
+    if (layer < state.n_layer/2) {
+        return;
+    }
     const std::vector<float> by_pos = scores_by_position(layer, 0, state.n_head_kv);
     votes.resize(by_pos.size());
     for (size_t i = 0; i < votes.size(); ++i) {

@@ -6,7 +6,7 @@
 // behind what it is about, and is what will be attended to next.  So the score that counts is the largest of the AFTER positions
 // before and the BEFORE positions behind.  The best of the attic are exchanged with the worst of the cache that are not
 // protected, in each layer and KV head on its own; or, where policies evict alike, in all heads of a layer or of the model.  For the
-// last, the batch only asks: what its queries voted for in all layers is exchanged after it, and it is decoded again.
+// last, the batch only asks: what its queries vote for in the upper layers is exchanged after it, and it is decoded again.
 #pragma once
 
 #include "attic.h"

@@ -158,7 +158,9 @@ void h2og_state::set_attic(const h2og_attic_params & wanted) {
 
 // What the recall before fetched back is as any other entry now.
 void h2og_state::begin_recalls() {
+    std::swap(recalls, next_recalls);
     for (int32_t s = 0; s < n_stream; ++s) {
+        next_recalls[s].reset();
         if (recalls[s] != nullptr) {
             std::fill_n(recalled.begin() + index(s, 0, 0), index(1, 0, 0), uint8_t(0));
         }
