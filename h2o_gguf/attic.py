@@ -18,6 +18,7 @@ Place = Literal["ram", "disk", "off"]
 LIMIT = 1 << 30
 OWN_TYPE = -1
 N_TURN = 32  # the newest tokens of a turn, which see what was recalled
+N_ASKING = 2
 N_ASKED = 8  # the newest of them, whose queries are held against the attic
 COST = 0.1
 LAST = 2**31 - 1  # beyond every position
@@ -102,15 +103,18 @@ class Attic:
             n_pinned = sum(max(0, end - max(start, policy.n_sink)) for start, end in pins)
             # As many as can stay when the budget is kept, whatever the window holds by then.
             n_most = max(0, policy.budget - policy.n_sink - policy.n_recent - n_pinned)
-            group.attic.recall_next(keep, n_most=n_most, n_asked=n_asked, alike=ALIKE[granularity_of(self.policy)])
+            group.attic.recall_next(
+                keep, n_most=n_most, n_asked=n_asked, alike=ALIKE[granularity_of(self.policy)]
+            )
 
     @property
-    def asks_first(self) -> bool:
-        """Whether a batch that recalls only asks: it is rolled back, and decoded again after exchange_asked.
+    def n_asking(self) -> int:
+        """How often a batch only asks: each time it is rolled back, and decoded again after exchange_asked.
 
-        So it is where all layers hold the same positions, since none knows what the others will ask for.
+        Where all layers hold the same positions, none knows what to recall before the others have asked; and
+        upper layers ask otherwise when lower ones have what they asked for.
         """
-        return granularity_of(self.policy) == "token"
+        return N_ASKING if granularity_of(self.policy) == "token" else 0
 
     def exchange_asked(self) -> None:
         """Exchange what the batch asked for that was rolled back."""
@@ -121,11 +125,11 @@ class Attic:
         """Generated tokens between two recalls now; 0: none recalls.
 
         Left to itself, a recall reads at most COST of what the tokens until the next read of weights: keys,
-        and the weights once more where a batch is decoded twice.
+        and the weights once more for each time that a batch only asks.
         """
         if self.options.every is not None:
             return self.options.every
-        n_read = self._total("bytes") // 2 + (self._weight_bytes if self.asks_first else 0)
+        n_read = max(1, self.n_asking) * self._total("bytes") // 2 + self.n_asking * self._weight_bytes
         return max(1, math.ceil(n_read / max(1.0, COST * self._weight_bytes)))
 
     @property

@@ -477,11 +477,13 @@ class Engine:
     def _evaluate(self, tokens: Sequence[int], cancel: CancelToken | None, *, all_logits: bool) -> Logits:
         """Evaluate one batch; return its logits, of the last token only unless all_logits."""
         self._logits = None
-        asks_first = self.recalls.asks_first
+        n_asking = self.recalls.n_asking
         recalls = self.recalls.disarm()
         code = self.context.decode(tokens, self.n_past, all_logits=all_logits, cancel=cancel)
-        if code == 0 and asks_first and self._remove_from(self.n_past):
-            self.recalls.exchange_asked()
+        for n in range(1, n_asking + 1):
+            if code != 0 or not self._remove_from(self.n_past):
+                break
+            self.recalls.exchange_asked(self.n_past, self._pins, asks_again=n < n_asking)
             code = self.context.decode(tokens, self.n_past, all_logits=all_logits, cancel=cancel)
         is_policys = self._evictor is not None and self._evictor.has_error
         if code == 0 and not is_policys:

@@ -42,14 +42,16 @@ class Recalls:
             self.arm(n_past, pins)
 
     @property
-    def asks_first(self) -> bool:
-        """Whether the batch at hand only asks for what it recalls: see Attic."""
-        return self.is_armed and self.attic is not None and self.attic.asks_first
+    def n_asking(self) -> int:
+        """How often the batch at hand only asks for what it recalls: see Attic."""
+        return self.attic.n_asking if self.is_armed and self.attic is not None else 0
 
-    def exchange_asked(self) -> None:
-        """Exchange what the batch asked for that was rolled back."""
+    def exchange_asked(self, n_past: int, pins: Sequence[tuple[int, int]], *, asks_again: bool) -> None:
+        """Exchange what the batch at n_past asked for before it was rolled back."""
         if self.attic is not None:
             self.attic.exchange_asked()
+            if asks_again:
+                self.attic.recall_next(n_past, pins)
 
     def disarm(self) -> bool:
         """Return whether the batch at hand recalls; the next one does not."""

@@ -155,7 +155,7 @@ class FakeAttic:
     is_empty: bool = False
     asked: list[int] = field(default_factory=list)  # first positions of the batches that recall
     pins: list[Any] = field(default_factory=list)
-    asks_first: bool = False
+    n_asking: int = 0
     exchanged: list[int] = field(default_factory=list)  # positions at which what was asked for came back
 
     @property

@@ -14,7 +14,16 @@ from h2o_gguf.policies.selection import Cells, Granularity, check_granularity
 from h2o_gguf.policies.shares import HALF, check_budget, whole
 from h2o_gguf.view import CacheView
 
-__all__ = ["Policy", "as_policy", "ask", "ask_traces", "check_victims", "granularity_of", "is_policy", "settle"]
+__all__ = [
+    "Policy",
+    "as_policy",
+    "ask",
+    "ask_traces",
+    "check_victims",
+    "granularity_of",
+    "is_policy",
+    "settle",
+]
 
 
 @runtime_checkable

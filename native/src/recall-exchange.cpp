@@ -40,18 +40,22 @@ void Recall::exchange(int32_t layer) {
     unless_failed([&] {
         const int32_t n_alike = alike == Alike::head ? 1 : state.n_head_kv;
         for (int32_t first; (first = n_alike*next_exchange.fetch_add(1, std::memory_order_relaxed)) < state.n_head_kv;) {
-            const std::vector<float> by_pos = scores_by_position(layer, first, n_alike);
             if (only_asks()) {
-                vote(by_pos);
+                vote(layer);
             } else {
-                exchange_best(by_pos, heads_of(layer, layer + 1, first, first + n_alike));
+                exchange_best(scores_by_position(layer, first, n_alike), heads_of(layer, layer + 1, first, first + n_alike));
             }
         }
     });
 }
 
-// What is attended to in a layer counts as much as there is of it, and no more than all.
-void Recall::vote(const std::vector<float> & by_pos) {
+// What is attended to in a layer counts as much as there is of it, and no more than all.  The lower half of the layers looks for
+// words that are alike, wherever they stand; the upper half for what they mean.
+void Recall::vote(int32_t layer) {
+    if (layer < state.n_layer/2) {
+        return;
+    }
+    const std::vector<float> by_pos = scores_by_position(layer, 0, state.n_head_kv);
     votes.resize(by_pos.size());
     for (size_t i = 0; i < votes.size(); ++i) {
         votes[i] += std::exp(std::min(by_pos[i], 0.0f));

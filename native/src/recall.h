@@ -6,7 +6,7 @@
 // behind what it is about, and is what will be attended to next.  So the score that counts is the largest of the AFTER positions
 // before and the BEFORE positions behind.  The best of the attic are exchanged with the worst of the cache that are not
 // protected, in each layer and KV head on its own; or, where policies evict alike, in all heads of a layer or of the model.  For the
-// last, the batch only asks: all its layers vote, what they voted for is exchanged after it, and it is decoded again.
+// last, the batch only asks: its upper layers vote, what they vote for is exchanged after it, and it is decoded again.
 #pragma once
 
 #include "attic.h"
@@ -43,7 +43,7 @@ struct HeadId { int32_t layer, head; };
 class Recall {
 public:
     // protected_: entries that are not exchanged. n_most: exchanges of each KV head. n_asked: the newest queries that count.
-    // alike: of the heads of a layer the largest score counts; of layers, the sum of what their queries attend to.
+    // alike: of the heads of a layer the largest score counts; of the upper layers, the sum of what they attend to.
     Recall(h2og_state & state, int32_t stream, std::vector<Span> protected_, int32_t n_most, int32_t n_asked, Alike alike);
 
     // The steps: scores of the cache's entries, scores of the attic's, and the exchange or the vote. None of them throws.
@@ -71,7 +71,7 @@ private:
 
     bool is_protected(int32_t pos) const;
     std::vector<float> scores_by_position(int32_t layer, int32_t first, int32_t n_alike) const;
-    void vote(const std::vector<float> & by_pos);
+    void vote(int32_t layer);
     void exchange_best(const std::vector<float> & by_pos, const std::vector<HeadId> & together);
 
     // Threads of a graph must not throw; a layer that others have looked at only in part is left as it is.
@@ -93,7 +93,7 @@ private:
     const int32_t n_most, n_asked;
     const Alike alike;
     std::vector<Head> heads;                                // of the layer at hand
-    std::vector<float> votes;                               // by position, of the layers so far
+    std::vector<float> votes;                               // by position
     std::atomic<bool>    has_failed{false};                 // for want of memory: nothing more comes back
     std::atomic<int32_t> next_search{0}, next_exchange{0};  // of a layer: what no thread has begun
 };

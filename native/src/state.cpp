@@ -157,12 +157,11 @@ void h2og_state::set_attic(const h2og_attic_params & wanted) {
 }
 
 void h2og_state::begin_recalls() {
-    recalls = std::move(next_recalls);
-    next_recalls.clear();
-    next_recalls.resize(n_stream);
-    // What the recall before fetched back is as any other entry now.
+    std::swap(recalls, next_recalls);
     for (int32_t s = 0; s < n_stream; ++s) {
-        if (recalls[s] != nullptr) {
+        const bool asks_again = next_recalls[s] != nullptr && next_recalls[s]->only_asks();
+        next_recalls[s].reset();
+        if (recalls[s] != nullptr && !asks_again) {  // what the recall before fetched back is as any other entry now
             std::fill_n(recalled.begin() + index(s, 0, 0), index(1, 0, 0), uint8_t(0));
         }
     }

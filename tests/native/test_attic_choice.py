@@ -78,7 +78,7 @@ def positions(entries: set[Entry], layer: int, head: int) -> list[int]:
 def test_the_best_of_the_attic_come_for_the_worst_of_the_cache(
     arch: str, alike: Any, n_asked: int, n_most: int, tmp_path: Path
 ) -> None:
-    """In the first layer, which asks before anything was exchanged; in all where they ask together."""
+    """In the first layer, which asks before anything was exchanged; in all where the upper ask together."""
     policy = "h2o" if alike == "head" else "streaming"
     with with_attic(build(arch, tmp_path / "m.gguf"), policy, n_observed=len(QUESTION)) as run:
         seen = Seen(run)
@@ -105,7 +105,7 @@ def test_the_best_of_the_attic_come_for_the_worst_of_the_cache(
             by_pos = [with_neighbours(by_head[0, head]) for head in range(n_head)]
         else:
             by_layer = [with_neighbours(of_layer.max(0)) for of_layer in by_head]
-            total = np.exp(np.minimum(by_layer, 0)).sum(0) if alike == "model" else by_layer[0]
+            total = np.exp(np.minimum(by_layer[n_layer // 2 :], 0)).sum(0) if alike == "model" else by_layer[0]
             by_pos = [total] * n_head
         after = {at for at in cached(run) if at[3] < n_past}
         n_exchanged = 0

@@ -233,22 +233,22 @@ def test_heads_that_evict_alike_recall_alike(granularity: str, alike: str) -> No
     attic = attic_of(make("h2o", 100, granularity=granularity), first, second)
     attic.recall_next(500, [])
     assert first.told[-1]["alike"] == second.told[-1]["alike"] == alike
-    assert attic.asks_first == (alike == "model")
+    assert attic.n_asking == (2 if alike == "model" else 0)
     attic.exchange_asked()
     assert first.told[-1] == second.told[-1] == {"asked": True}
 
 
 def test_a_batch_that_only_asks_is_read_again_with_what_it_asked_for() -> None:
     e, context, _ = evicting()
-    attic = FakeAttic(context, asks_first=True)
+    attic = FakeAttic(context, n_asking=2)
     e.recalls = Recalls(attic)  # type: ignore[arg-type]
     e.prefill([1] * 40)
     e.prefill([2] * 4, recall=True)
-    assert context.batches[-2:] == [[2] * 4] * 2
-    assert attic.asked == attic.exchanged == [40], "forgotten before what it asked for comes back"
+    assert context.batches[-3:] == [[2] * 4] * 3
+    assert attic.asked == attic.exchanged == [40, 40], "forgotten before what it asked for comes back"
     assert e.tokens == [1] * 40 + [2] * 4 == context.seen
 
 
-def test_a_recall_that_decodes_twice_counts_the_weights_twice() -> None:
+def test_a_recall_that_asks_twice_reads_the_weights_twice_more() -> None:
     policy = make("h2o", 100, granularity="token")
-    assert Attic([Group((0,))], policy, AtticOptions("ram"), 1000).interval() == 11  # 50 bytes of keys
+    assert Attic([Group((0,))], policy, AtticOptions("ram"), 1000).interval() == 21  # 50 bytes of keys
