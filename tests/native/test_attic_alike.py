@@ -73,7 +73,7 @@ def test_a_batch_that_asks_twice_recalls_once(tmp_path: Path) -> None:
         make_room(run)
         before = cached(run)
         ask(run, n_most=1)
-        assert recalled(run) and recalled(run) == cached(run) - before, "what came for the batch before is old"
+        assert recalled(run) and recalled(run) == cached(run) - before, "earlier ones are old"
 
 
 def test_asking_leaves_no_trace(tmp_path: Path) -> None:

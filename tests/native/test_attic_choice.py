@@ -105,8 +105,8 @@ def test_the_best_of_the_attic_come_for_the_worst_of_the_cache(
             by_pos = [with_neighbours(by_head[0, head]) for head in range(n_head)]
         else:
             by_layer = [with_neighbours(of_layer.max(0)) for of_layer in by_head]
-            total = np.exp(np.minimum(by_layer[n_layer // 2 :], 0)).sum(0) if alike == "model" else by_layer[0]
-            by_pos = [total] * n_head
+            votes = np.exp(np.minimum(by_layer[n_layer // 2 :], 0)).sum(0)
+            by_pos = [votes if alike == "model" else by_layer[0]] * n_head
         after = {at for at in cached(run) if at[3] < n_past}
         n_exchanged = 0
         for layer in range(n_layer):
