@@ -20,7 +20,7 @@ from h2o_gguf.evaluation.sample import Sample
 from h2o_gguf.evaluation.side_by_side import Fidelity, Reader, measure_fidelity
 from h2o_gguf.evaluation.sources import POLICIES, code_digest, policy_key, runtime_digest
 from h2o_gguf.evaluation.store import Store
-from h2o_gguf.evaluation.tasks import make_samples, text_of
+from h2o_gguf.evaluation.tasks import make_samples, reading_of
 from h2o_gguf.evaluation.texts import prose
 from h2o_gguf.fingerprint import fingerprint
 from h2o_gguf.policies import Policy
@@ -135,7 +135,7 @@ class Evaluator:
 
 def _text_key(cell: Cell) -> tuple[Any, ...]:
     is_own = cell.question == "seen"  # a text with its question
-    return text_of(cell.task), cell.length, cell.seed, cell.index, cell.task if is_own else ""
+    return reading_of(cell.task), cell.length, cell.seed, cell.index, cell.task if is_own else ""
 
 
 def _sample_key(cell: Cell) -> tuple[str, int, int, int]:
