@@ -102,7 +102,9 @@ class Attic:
             n_pinned = sum(max(0, end - max(start, policy.n_sink)) for start, end in pins)
             # As many as can stay when the budget is kept, whatever the window holds by then.
             n_most = max(0, policy.budget - policy.n_sink - policy.n_recent - n_pinned)
-            group.attic.recall_next(keep, n_most=n_most, n_asked=n_asked, alike=ALIKE[granularity_of(self.policy)])
+            group.attic.recall_next(
+                keep, n_most=n_most, n_asked=n_asked, alike=ALIKE[granularity_of(self.policy)]
+            )
 
     @property
     def asks_first(self) -> bool:
