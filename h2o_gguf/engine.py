@@ -332,6 +332,13 @@ class Engine:
         recalls = recall and self.recalls.may_follow(self.n_past + n, budget)
         return batches(n, self.context.n_batch, N_TURN if recalls else 0)
 
+    def holds_all(self, n_tokens: int) -> bool:
+        """Whether nothing was evicted, and n_tokens more can be read and rolled back before anything is."""
+        if self.cache is None or self.context.n_swa > 0:  # whose rows go without us
+            return False
+        n_total = self.n_past + n_tokens
+        return self.cache.rollback_min() == 0 and all(n_total <= group.budget for group in self.cache.groups)
+
     def keep_budget(self) -> None:
         """Evict down to the budget, so that a cache at rest is within it."""
         if self.cache is None or self.policy is None:
