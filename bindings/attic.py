@@ -102,5 +102,8 @@ class Attic:
         )
 
     def recall_asked(self) -> None:
-        """Exchange what the batch asked for that was rolled back.  Raises: OptionError, it asked for nothing."""
+        """Exchange what the batch asked for that was rolled back.
+
+        Raises: OptionError, it asked for nothing.
+        """
         check_options(self._lib.h2og_recall_asked(self._cache.handle, self._cache.seq), "attic")

@@ -20,9 +20,9 @@ SHARE = 4  # a copy takes at most one part of so many of the memory that is free
 def taken_back(engine: Engine, n_tokens: int) -> Iterator[None]:
     """Take the n_tokens that are read inside back if an error ends it, or Ctrl-C.
 
-    Reading more than the recent window evicts what a rollback would need, and may recall, so that cache and
-    attic are copied first; not where nothing will be evicted, nor where the copy is large for so few tokens or
-    for the memory. Without one the sequence may be left as it is, and sync() reads all of it again.
+    Reading more than the recent window evicts what a rollback would need, and may recall: cache and attic are
+    copied first, but where nothing will be evicted, or the copy is large for so few tokens or for the memory.
+    Without one the sequence may be left as it is, and sync() reads all of it again.
     """
     n_before = engine.n_past
     copy = save_session(engine, {}) if _is_worth_a_copy(engine, n_tokens) else None
