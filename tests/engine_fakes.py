@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from h2o_gguf.attic import AtticOptions, AtticReport
 from h2o_gguf.cancel import CancelToken
-from h2o_gguf.engine import DECODE_ABORTED, Engine
+from h2o_gguf.decoding import DECODE_ABORTED
+from h2o_gguf.engine import Engine
 from h2o_gguf.errors import OptionError
 from h2o_gguf.policies import make
 
