@@ -86,8 +86,13 @@ def cancel_a_document(llm: Any) -> None:
                 if n > 400:
                     cancel.cancel()
 
+            before = session.report()
             with pytest.raises(Cancelled):
                 list(session.ask(english(8_000), progress=stop, cancel=cancel))
+            after = session.report()
+            assert (after.n_past, after.used, after.evicted) == (before.n_past, before.used, before.evicted)
+            if before.attic is not None and after.attic is not None:
+                assert after.attic.entries == before.attic.entries > 0
         replies.append("".join(session.ask("And now?")))
         assert session.last is not None and session.last.n_reused > 256
     assert replies[0] == replies[1]
