@@ -109,6 +109,27 @@ bool Attic::grow(int32_t stream) {
     return true;
 }
 
+void Attic::give_back(int32_t stream) {
+    chunks.give_back(streams[stream].chunks.back());
+    streams[stream].chunks.pop_back();
+    --n_chunk;
+    is_full = false;
+}
+
+// Another sequence that has two chunks more than this one drops what is in one of them.
+bool Attic::grow_from_others(int32_t stream) {
+    const auto most = std::max_element(streams.begin(), streams.end(), [](const Sequence & a, const Sequence & b) {
+        return a.chunks.size() < b.chunks.size();
+    });
+    if (most->chunks.size() < streams[stream].chunks.size() + 2) {
+        return false;
+    }
+    const int32_t other = int32_t(most - streams.begin());
+    drop(other, std::max(0, most->n - (int32_t(most->chunks.size()) - 1)*CHUNK));
+    give_back(other);
+    return grow(stream);
+}
+
 // The least-scored of each head go, of equals the oldest; the last ones take their slots.
 void Attic::drop(int32_t stream, int32_t n) {
     Sequence & sequence = streams[stream];
@@ -152,7 +173,7 @@ int32_t Attic::extend(int32_t stream, int32_t n) {
     Sequence & sequence = streams[stream];
     n = std::min(n, CHUNK);
     while (sequence.n + n > int32_t(sequence.chunks.size())*CHUNK) {
-        if (grow(stream)) {
+        if (grow(stream) || grow_from_others(stream)) {
             continue;
         }
         if (sequence.chunks.empty()) {
@@ -244,11 +265,9 @@ void Attic::exchange(h2og_state & own, int32_t stream, int32_t layer, int32_t he
 
 void Attic::clear(int32_t stream) {
     Sequence & sequence = streams[stream];
-    for (char * chunk : sequence.chunks) {
-        chunks.give_back(chunk);
+    while (!sequence.chunks.empty()) {
+        give_back(stream);
     }
-    n_chunk -= int32_t(sequence.chunks.size());
-    is_full = is_full && sequence.chunks.empty();
     sequence = Sequence{};
     sequence.entries.resize(size_t(state.n_layer)*state.n_head_kv);
 }

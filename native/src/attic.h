@@ -88,6 +88,8 @@ private:
     char * row(int32_t stream, int32_t layer, int32_t head, int32_t slot, bool is_v) const;
     void   drop(int32_t stream, int32_t n);
     bool   grow(int32_t stream);
+    bool   grow_from_others(int32_t stream);
+    void   give_back(int32_t stream);
     RowLayout layout(int32_t layer, bool is_v) const;
 
     Chunks chunks;
