@@ -106,7 +106,7 @@ def compare(
     if out is not None:
         require_out(out)
     from h2o_gguf.cli.compare_table import show, write_files
-    from h2o_gguf.evaluation.evaluation import compare as measure
+    from h2o_gguf.evaluation.evaluation import compare_caches
     from h2o_gguf.evaluation.settings import COMPARISON, Settings
     from h2o_gguf.evaluation.tasks import FIDELITY
 
@@ -117,7 +117,7 @@ def compare(
         layer_budgets=layer_budgets, attic=attic, recall_every=recall_every,
     )  # fmt: skip
     with LateBar("measuring") as bar:
-        report = measure(str(path), settings, cache_type or ["q8_0", "q4_0"], progress=bar.update)
+        report = compare_caches(str(path), settings, cache_type or ["q8_0", "q4_0"], progress=bar.update)
     if as_json:
         sys.stdout.write(json.dumps(report.as_dict(), indent=1, ensure_ascii=False) + "\n")
     else:

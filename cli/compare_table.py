@@ -19,7 +19,7 @@ from h2o_gguf.cli.eval_table import (
 from h2o_gguf.cli.page import make_page, write_texts
 from h2o_gguf.cli.render import show_bytes
 from h2o_gguf.evaluation.evaluation import Report
-from h2o_gguf.evaluation.side_by_side import Fidelity
+from h2o_gguf.evaluation.side_by_side import Reading
 from h2o_gguf.evaluation.summary import ALL, Row
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def write_files(report: Report, prefix: Path) -> list[Path]:
     )
 
 
-def _row(each: Fidelity, full: Fidelity, row: Row | None) -> tuple[str, ...]:
+def _row(each: Reading, full: Reading, row: Row | None) -> tuple[str, ...]:
     return (
         each.variant.name,
         show_kept(each.kept, each.budget),

@@ -12,7 +12,7 @@ from h2o_gguf.cli.bench_files import COLOURS, MARKERS
 from h2o_gguf.cli.eval_table import notes, sheets, show_kept, write_markdown
 from h2o_gguf.cli.page import make_page, write_texts
 from h2o_gguf.evaluation.evaluation import Report
-from h2o_gguf.evaluation.side_by_side import Fidelity
+from h2o_gguf.evaluation.side_by_side import Reading
 from h2o_gguf.evaluation.statistics import Interval
 from h2o_gguf.evaluation.summary import ALL, Row
 from h2o_gguf.evaluation.variants import FULL
@@ -109,7 +109,7 @@ def _scaled(value: Interval, by: float) -> Interval:
 
 
 def _share(row: Any) -> float:
-    length: int = row.n_tokens if isinstance(row, Fidelity) else row.length
+    length: int = row.n_tokens if isinstance(row, Reading) else row.length
     return 100.0 * min(1.0, int(row.budget) / length)
 
 

@@ -15,7 +15,7 @@ from h2o_gguf.cli.render import show_bytes
 from h2o_gguf.evaluation.cells import Kept
 from h2o_gguf.evaluation.evaluation import Report
 from h2o_gguf.evaluation.recommendation import Recommendation
-from h2o_gguf.evaluation.side_by_side import Fidelity
+from h2o_gguf.evaluation.side_by_side import Reading
 from h2o_gguf.evaluation.statistics import Interval
 from h2o_gguf.evaluation.summary import ALL, Row
 
@@ -141,7 +141,7 @@ def _score_row(row: Row) -> tuple[str, ...]:
     )
 
 
-def _text_row(each: Fidelity) -> tuple[str, ...]:
+def _text_row(each: Reading) -> tuple[str, ...]:
     return (
         each.variant.name,
         show_kept(each.kept, each.budget),

@@ -26,12 +26,12 @@ from h2o_gguf.protocols import Progress
 from h2o_gguf.reply import FinishReason, Reply, write_reply
 from h2o_gguf.report import KVReport
 from h2o_gguf.sampling import ChainSampler, SamplingOptions
+from h2o_gguf.taking_back import taken_back
 
 __all__ = ["Attachment", "ChatSession", "Turn"]
 
 
 N_PREDICT = 2048  # a bounded cache never ends a reply by being full, so something else must
-N_UNSAVED = 256  # a longer message is worth a copy of the cache before it, in case its reading is cancelled
 SEEDS = 1 << 32
 
 
@@ -272,14 +272,8 @@ class ChatSession:
         n_before = self._engine.n_past
         added = self._added(prompt)
         if added is not None:
-            # Reading much evicts what a rollback would need.
-            saved = self._llm._save_state() if self._engine.policy and len(added) > N_UNSAVED else None
-            try:
+            with taken_back(self._engine, len(added)):
                 self._engine.prefill(added, recall=True, progress=progress, cancel=cancel)
-            except BaseException:
-                if not self._engine.rollback(n_before) and saved is not None:
-                    self._llm._load_state(saved)
-                raise
             self._prompt = prompt
             return len(added), n_before
         self._prompt = None

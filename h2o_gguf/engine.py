@@ -3,174 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Sequence
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Generator, Sequence
 
 from h2o_gguf.align import align
-from h2o_gguf.attic import N_TURN, Attic
+from h2o_gguf.attic import N_TURN
 from h2o_gguf.batches import batches
 from h2o_gguf.cancel import CancelToken
+from h2o_gguf.decoding import Decoder
 from h2o_gguf.drafts import Draft, Guesses
-from h2o_gguf.errors import (
-    CacheFullError,
-    Cancelled,
-    ClosedError,
-    ContextOverflowError,
-    NativeError,
-    OptionError,
-)
-from h2o_gguf.eviction import Evictor, NativeCache, OnEvict, Span, check_pins, room_failure
-from h2o_gguf.policies import LayerBudgets, Policy, Split
-from h2o_gguf.protocols import UNBOUNDED, Logits, Progress, Sampler
-from h2o_gguf.recalls import Recalls
-from h2o_gguf.report import KVReport
-from h2o_gguf.saved_traces import SavedTraces
-from h2o_gguf.token_log import TokenLog
-from h2o_gguf.view import CacheView
+from h2o_gguf.errors import Cancelled, ContextOverflowError, OptionError
+from h2o_gguf.eviction import Span
+from h2o_gguf.protocols import Progress, Sampler
 
-if TYPE_CHECKING:
-    from h2o_gguf.context import Context
-
-__all__ = ["UNBOUNDED", "Engine", "Progress", "Sampler"]
-
-OnRecall = Callable[[CacheView, int], None]  # gets the cache after the batch, and how many tokens that had
-
-# What llama_decode returns.
-DECODE_NO_ROOM = 1
-DECODE_ABORTED = 2
-DECODE_NO_VICTIMS = -100  # H2OG_DECODE_FAILED: room could not be made
+__all__ = ["Engine"]
 
 
-class Engine:
-    """One sequence in one llama.cpp context, evicted from as its policy says.
+class Engine(Decoder):
+    """Makes a sequence say what it shall: a prompt, and what follows.
 
-    tokens : every token of the sequence since the last reset, evicted ones included: those the context has
-        seen, no more and no less.
-    cache : the native cache, None when nothing is ever evicted.
-    pins : position spans that are never victims.
-    recalls : which batches fetch evicted entries back, and from where.
-    n_ctx : most tokens of a sequence; UNBOUNDED with eviction, unless positions cannot be renumbered.
+    cancelled : whether the last generation was cut off by its token.
     """
 
-    def __init__(
-        self,
-        ctx: Any,
-        model: Any = None,
-        policy: Policy | None = None,
-        *,
-        n_ctx: int | None = None,
-        cache: NativeCache | None = None,
-        kv_bytes: int = 0,
-        attic: Attic | None = None,
-    ) -> None:
-        """ctx, model : llama.cpp pointers, or ctx a Context; both outlive the engine.
-
-        policy, cache : both or neither.  kv_bytes : size of the KV memory when there is no cache to ask.
-        """
-        self.context: Context = ctx if model is None else _context(ctx, model)
-        self.cache = cache
-        self.policy = policy if cache is not None else None
-        self.n_ctx = (
-            n_ctx if n_ctx is not None else (UNBOUNDED if cache is not None else self.context.n_cells)
-        )
-        self._log = TokenLog()
-        self.is_closed = False
-        self.cancelled = False  # whether the last generation was cut off by its token
-        self.on_logits: Callable[[int, Logits], None] | None = None  # gets (position, rows) of every batch
-        self.on_recall: list[OnRecall] = []  # told after a batch that fetched entries back
-        self.recalls = Recalls(attic)
-        self._kv_bytes = kv_bytes
-        self._pins: tuple[Span, ...] = ()
-        self._logits: Logits | None = None  # after the last token; None when they must be computed
-        self._mark: tuple[int, Logits] | None = None  # end of the last prompt and the logits there
-        self._evictor = Evictor(self.policy) if self.policy is not None else None
-        if cache is not None and self._evictor is not None:
-            self._evictor.attach(cache)
-
-    @property
-    def attic(self) -> Attic | None:
-        """Where evicted entries stay; None where they are lost."""
-        return self.recalls.attic
-
-    @property
-    def tokens(self) -> list[int]:
-        """The tokens so far; not to be changed from outside."""
-        return self._log.tokens
-
-    @property
-    def token_array(self) -> NDArray[np.intc]:
-        """The tokens so far: int32[n_past], read-only, valid until the next change."""
-        return self._log.array()
-
-    @property
-    def n_past(self) -> int:
-        """The next position."""
-        return len(self._log)
-
-    @property
-    def pins(self) -> list[Span]:
-        """The pinned spans, sorted and merged."""
-        return list(self._pins)
-
-    @pins.setter
-    def pins(self, spans: Sequence[Span]) -> None:
-        self._pins = check_pins(spans, self.policy) if self.policy is not None else tuple(spans)
-        if self._evictor is not None:
-            self._evictor.pins = self._pins
-
-    @property
-    def on_evict(self) -> list[OnEvict]:
-        """Who is told of every eviction before it happens: (what the policy saw, its victims).
-
-        To be appended to and removed from; without a policy nobody is told.
-        """
-        return self._evictor.on_evict if self._evictor is not None else []
-
-    def view(self) -> CacheView | None:
-        """The cache as the policy would see it now; None without one."""
-        if self.cache is None or self._evictor is None:
-            return None
-        return self._evictor.view(self.cache.view())
-
-    @property
-    def logits(self) -> Logits | None:
-        """Logits after the last token, float32[n_vocab]; None before the first and after a rollback."""
-        return self._logits
-
-    def reset(self) -> None:
-        """Forget the sequence; pins stay."""
-        self._require_open()
-        self.context.clear()
-        self._shorten(0)
-        self._logits = self._mark = None
-        self.recalls.disarm()
-        self.recalls.begin_turn()
-
-    def rollback(self, n_past: int) -> bool:
-        """Forget all tokens from position n_past on; False, and nothing forgotten, where that is inexact."""
-        self._require_open()
-        self._settle()
-        if n_past < 0 or n_past > self.n_past:
-            raise OptionError(
-                f"cannot roll back to position {n_past}: the sequence has {self.n_past}", "n_past"
-            )
-        if n_past == self.n_past:
-            self._recall_logits()
-            return True
-        if n_past == 0:
-            self.reset()
-            return True
-        if not self._remove_from(n_past):
-            return False
-        self._shorten(n_past)
-        self._logits = None
-        if self._mark is not None and self._mark[0] > n_past:
-            self._mark = None
-        self._recall_logits()
-        return True
+    cancelled = False
 
     def sync(
         self,
@@ -332,114 +186,6 @@ class Engine:
         recalls = recall and self.recalls.may_follow(self.n_past + n, budget)
         return batches(n, self.context.n_batch, N_TURN if recalls else 0)
 
-    def keep_budget(self) -> None:
-        """Evict down to the budget, so that a cache at rest is within it."""
-        if self.cache is None or self.policy is None:
-            return
-        try:
-            self.cache.make_room(self.policy.budget)
-        except Exception:
-            self._raise_policy_error()
-            raise
-
-    def evict(self, policy: Policy) -> None:
-        """Evict once, down to the budget of another policy and as that one says; the engine's own stays.
-
-        policy : of the same decay, scores, observed queries and traces as the engine's.
-        """
-        if self.cache is None or self._evictor is None:
-            raise OptionError("nothing can be evicted from a context without an eviction cache", "policy")
-        own = self.policy, self._evictor
-        self.policy, self._evictor = policy, self._evictor.successor(policy)
-        self.cache.set_policy(self._evictor)
-        try:
-            self.keep_budget()
-        finally:
-            self.policy, self._evictor = own
-            self.cache.set_policy(self._evictor)
-
-    def report(self) -> KVReport:
-        """The state of the cache."""
-        if self.cache is None or self.policy is None:
-            n_used = min(self.n_past, self.context.n_cells)
-            return KVReport(
-                "none", min(self.n_ctx, self.context.n_cells), n_used, 0, self.n_past, self._kv_bytes,
-                used_bytes=self._kv_bytes * n_used // max(1, self.context.n_cells),
-            )  # fmt: skip
-        by_layer = self.policy.budgets if isinstance(self.policy, LayerBudgets) else ()
-        return KVReport(
-            policy=self.policy.name,
-            budget=self.cache.budget,
-            used=self.cache.used(),
-            evicted=self.cache.n_evicted,
-            n_past=self.n_past,
-            bytes=self.cache.kv_bytes,
-            n_rebases=self.cache.n_rebases,
-            used_bytes=self.cache.used_bytes,
-            layer_budgets=() if isinstance(by_layer, Split) else tuple(by_layer),
-            attic=self.attic.report() if self.attic is not None else None,
-        )
-
-    def traces(self) -> tuple[SavedTraces, ...]:
-        """What the policy keeps of every entry, for `adopt`."""
-        if self.cache is None or self._evictor is None:
-            return ()
-        return self._evictor.saved_traces(self.cache)
-
-    def adopt(self, tokens: Sequence[int], logits: Logits | None, traces: Sequence[SavedTraces] = ()) -> None:
-        """Take over a sequence the context was given by other means (a loaded session).
-
-        traces : what this policy kept of its entries.
-        """
-        self._log.shorten(0)
-        self._log.extend(tokens)
-        self._logits, self._mark = logits, None
-        if logits is not None:
-            self._mark = (self.n_past, logits)
-        if self._evictor is not None:
-            self._evictor.take_over(self.n_past, traces)
-        self.recalls.begin_turn()
-
-    def close(self) -> None:
-        """Detach from the context; may be called twice."""
-        if self.is_closed:
-            return
-        self.is_closed = True
-        if self.cache is not None:
-            self.cache.close()
-        self.context.close()
-        self._logits = self._mark = None
-
-    def _require_open(self) -> None:
-        if self.is_closed:
-            raise ClosedError("the engine")
-
-    def _settle(self) -> None:
-        """Make the books agree with the context after a call that was torn off (Ctrl-C, a foreign call)."""
-        if self.context.n_past() == self.n_past:
-            return
-        if self.context.n_past() > self.n_past > 0 and self._remove_from(self.n_past):
-            self._logits = None
-            return
-        self.reset()
-
-    def _shorten(self, n_past: int) -> None:
-        self._log.shorten(n_past)
-        if self._evictor is not None:
-            self._evictor.drop_from(n_past)
-
-    def _remove_from(self, n_past: int) -> bool:
-        if self.cache is not None and n_past < self.cache.rollback_min():
-            return False
-        return self.context.remove_from(n_past)
-
-    def _mark_end(self) -> None:
-        self._mark = (self.n_past, self._logits) if self._logits is not None else None
-
-    def _recall_logits(self) -> None:
-        if self._logits is None and self._mark is not None and self._mark[0] == self.n_past:
-            self._logits = self._mark[1]
-
     def _advance(self, token: int, guesses: Guesses, cancel: CancelToken | None) -> None:
         """Enter one token into the sequence: evaluated ahead, or now together with new guesses."""
         if self.recalls.is_armed:
@@ -462,60 +208,3 @@ class Engine:
         rows = self._evaluate([token, *ahead], cancel, all_logits=True)
         self._enter([token], rows[:1])
         guesses.put(ahead, list(rows[1:]))
-
-    def _decode(self, tokens: Sequence[int], cancel: CancelToken | None) -> None:
-        """Evaluate one batch and enter it into the books."""
-        self._enter(tokens, self._evaluate(tokens, cancel, all_logits=self.on_logits is not None))
-
-    def _enter(self, tokens: Sequence[int], rows: Logits) -> None:
-        start = self.n_past
-        self._log.extend(tokens)
-        self._logits = rows[-1]
-        if self.on_logits is not None:
-            self.on_logits(start, rows)
-
-    def _evaluate(self, tokens: Sequence[int], cancel: CancelToken | None, *, all_logits: bool) -> Logits:
-        """Evaluate one batch; return its logits, of the last token only unless all_logits."""
-        self._logits = None
-        n_asking = self.recalls.n_asking
-        recalls = self.recalls.disarm()
-        code = self.context.decode(tokens, self.n_past, all_logits=all_logits, cancel=cancel)
-        for n in range(1, n_asking + 1):
-            if code != 0 or not self._remove_from(self.n_past):
-                break
-            self.recalls.exchange_asked(self.n_past, self._pins, asks_again=n < n_asking)
-            code = self.context.decode(tokens, self.n_past, all_logits=all_logits, cancel=cancel)
-        is_policys = self._evictor is not None and self._evictor.has_error
-        if code == 0 and not is_policys:
-            if recalls:
-                self._tell_recall(len(tokens))
-            return self.context.logits(len(tokens) if all_logits else 1)
-        reason = room_failure() if code == DECODE_NO_VICTIMS and not is_policys else ""
-        self._settle()
-        self._raise_policy_error()
-        if reason:
-            raise NativeError(f"cannot make room for {len(tokens)} tokens: {reason}", code)
-        if code == DECODE_ABORTED:
-            raise Cancelled(f"cancelled at position {self.n_past}")
-        if code == DECODE_NO_ROOM:
-            n_used = self.cache.used() if self.cache is not None else self.n_past
-            raise CacheFullError(n_used, self.context.n_cells)
-        raise NativeError(
-            f"llama_decode returned {code} for {len(tokens)} tokens at position {self.n_past}", code
-        )
-
-    def _tell_recall(self, n_tokens: int) -> None:
-        view = self.view() if self.on_recall else None
-        if view is not None:
-            for listener in self.on_recall:
-                listener(view, n_tokens)
-
-    def _raise_policy_error(self) -> None:
-        if self._evictor is not None:
-            self._evictor.raise_error()
-
-
-def _context(ctx: Any, model: Any) -> Context:
-    from h2o_gguf.context import Context
-
-    return Context(ctx, model)

@@ -25,7 +25,7 @@ from h2o_gguf.cancel import CancelToken
 from h2o_gguf.checked import checked
 from h2o_gguf.completions import Completions
 from h2o_gguf.context import Context
-from h2o_gguf.engine import UNBOUNDED, Engine
+from h2o_gguf.engine import Engine
 from h2o_gguf.errors import ClosedError, OptionError, UnsupportedModelError
 from h2o_gguf.eviction import NativeCache
 from h2o_gguf.fingerprint import fingerprint
@@ -58,6 +58,7 @@ from h2o_gguf.options import (
     Threads,
     Tokenizer,
 )
+from h2o_gguf.protocols import UNBOUNDED
 from h2o_gguf.sessions import Sessions
 from h2o_gguf.sizes import Sizes, plan_model_sizes, plan_sizes
 from h2o_gguf.templates import chat_handlers, check_format, guess_format, template_names

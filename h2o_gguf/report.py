@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from h2o_gguf.attic import AtticReport
+from h2o_gguf.attic import Attic, AtticReport
+from h2o_gguf.eviction import NativeCache
+from h2o_gguf.policies import LayerBudgets, Policy, Split
 
-__all__ = ["KVReport"]
+__all__ = ["KVReport", "report_on"]
 
 
 @dataclass(frozen=True)
@@ -41,3 +43,20 @@ class KVReport:
     def as_dict(self) -> dict[str, Any]:
         """The report as the `kv` entry of a result, plain enough for JSON."""
         return asdict(self) | {"layer_budgets": list(self.layer_budgets)}
+
+
+def report_on(cache: NativeCache, policy: Policy, n_past: int, attic: Attic | None) -> KVReport:
+    """The state of a cache that is evicted from, and of its attic."""
+    by_layer = policy.budgets if isinstance(policy, LayerBudgets) else ()
+    return KVReport(
+        policy=policy.name,
+        budget=cache.budget,
+        used=cache.used(),
+        evicted=cache.n_evicted,
+        n_past=n_past,
+        bytes=cache.kv_bytes,
+        n_rebases=cache.n_rebases,
+        used_bytes=cache.used_bytes,
+        layer_budgets=() if isinstance(by_layer, Split) else tuple(by_layer),
+        attic=attic.report() if attic is not None else None,
+    )

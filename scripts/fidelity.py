@@ -19,7 +19,7 @@ from report import arguments, environment, model_file, progress, save, table
 
 from h2o_gguf import H2OLlama, policies
 from h2o_gguf.calibration import calibrate
-from h2o_gguf.evaluation import compare, read_full
+from h2o_gguf.evaluation import measure_fidelity, read_full
 from h2o_gguf.evaluation.fidelity import bootstrap_ratio
 from h2o_gguf.evaluation.texts import code, prose
 from h2o_gguf.layer_budgets import read_layer_budgets
@@ -63,7 +63,7 @@ def main() -> None:
             tokens = llm.tokenize(text.encode())[: args.n]
             with progress(f"{name}: full cache", args.n) as move:
                 full = read_full(llm, tokens, args.start, move)
-            none = compare(llm, tokens, full)
+            none = measure_fidelity(llm, tokens, full)
         runs = [(f"{policy}", partial(policies.make, policy, **knobs)) for policy, knobs in RUNS]
         if args.layer_budgets:
             runs = [("h2o+", partial(policies.make, "h2o+"))]
@@ -77,7 +77,7 @@ def main() -> None:
                     H2OLlama(model, policy=policy, n_batch=args.batch, n_threads=args.threads) as llm,
                     progress(f"{name}: {policy_name} {budget}", args.n) as move,
                 ):
-                    row = compare(llm, tokens, full, move)
+                    row = measure_fidelity(llm, tokens, full, move)
                     kv = llm.kv_report()
                     n_bytes, used = kv.bytes, kv.layer_budgets
                 rows.append({**row.as_dict(), "share": share, "bytes": n_bytes})

@@ -76,6 +76,12 @@ class FakeEngine:
         del self.tokens[n_past:]
         return True
 
+    def adopt(self, tokens: Sequence[int]) -> None:
+        self.tokens[:] = tokens
+
+    def holds_all(self, n_tokens: int) -> bool:
+        return n_tokens <= self.n_exact
+
     def sync(
         self, tokens: Sequence[int], *, pins: Any = None, progress: Any = None, cancel: Any = None
     ) -> int:
@@ -162,12 +168,6 @@ class FakeLlama:
             yield turn, cancel or CancelToken()
         finally:
             turn.end()
-
-    def _save_state(self) -> list[int]:
-        return list(self.engine.tokens)
-
-    def _load_state(self, state: list[int]) -> None:
-        self.engine.tokens[:] = state
 
     @property
     def says(self) -> str:

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from h2o_gguf.attic import AtticOptions, AtticReport
 from h2o_gguf.cancel import CancelToken
-from h2o_gguf.engine import DECODE_ABORTED, Engine
+from h2o_gguf.decoding import DECODE_ABORTED
+from h2o_gguf.engine import Engine
 from h2o_gguf.errors import OptionError
 from h2o_gguf.policies import make
 
@@ -43,6 +44,7 @@ class FakeContext:
     n_batch: int = 4
     n_cells: int = 1000
     n_ctx_train: int = 1000
+    n_swa: int = 0
     removal_is_exact: Callable[[int], bool] = lambda pos: True
     seen: list[int] = field(default_factory=list)
     batches: list[list[int]] = field(default_factory=list)
@@ -83,6 +85,13 @@ class FakeContext:
     def clear(self) -> None:
         self.seen.clear()
 
+    def save(self) -> bytes:
+        return bytes(self.seen)
+
+    def load(self, data: bytes) -> bool:
+        self.seen[:] = data
+        return True
+
     def close(self) -> None:
         pass
 
@@ -99,6 +108,7 @@ class FakeCache:
         self.n_evicted = 0
         self.rooms: list[int] = []  # entries of each eviction
         self.is_closed = False
+        self.groups = (self,)
 
     def set_policy(self, fn: Any) -> None:
         self.fn = fn
@@ -138,9 +148,10 @@ class FakeCache:
         return n
 
     def save(self) -> bytes:
-        return b""
+        return self.n_evicted.to_bytes(4)
 
-    def load(self, data: bytes) -> None: ...
+    def load(self, data: bytes) -> None:
+        self.n_evicted = int.from_bytes(data)
 
     def close(self) -> None:
         self.is_closed = True
@@ -175,8 +186,10 @@ class FakeAttic:
     def exchange_asked(self) -> None:
         self.exchanged.append(len(self.context.seen))
 
+    n_bytes: int = 0
+
     def report(self) -> AtticReport:
-        return AtticReport("ram", 0, 0, 1, 0, 0.0)
+        return AtticReport("ram", 0, self.n_bytes, 1, 0, 0.0)
 
 
 class Greedy:

@@ -15,6 +15,7 @@ from h2o_gguf.batches import batches
 from h2o_gguf.evaluation.cells import Cell, Outcome
 from h2o_gguf.evaluation.prompting import Prompt
 from h2o_gguf.evaluation.sample import Sample, score
+from h2o_gguf.policies import LayerBudgets, Policy
 from h2o_gguf.protocols import Logits
 from h2o_gguf.state import put_session, save_session
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from h2o_gguf.engine import Engine
     from h2o_gguf.llama import H2OLlama
 
-__all__ = ["Asked", "answer_bounded", "finish", "from_one_reading", "read_blocks"]
+__all__ = ["Asked", "answer_bounded", "finish", "from_one_reading", "pins_of", "read_blocks"]
 
 
 @dataclass(frozen=True)
@@ -68,10 +69,20 @@ def answer_bounded(llm: H2OLlama, asked: Sequence[Asked]) -> Iterator[tuple[Cell
         first = group[0]
         engine.reset()
         engine.recalls.is_on = first.cell.variant.attic
+        engine.pins = pins_of(first.cell.variant.make(first.cell.budget), first.prompt)
         tokens = first.prompt.context if is_hidden else (*first.prompt.context, *first.prompt.question)
         context_s = read_blocks(engine, tokens, first.cell.n_batch, recall=not is_hidden)
         for each in from_one_reading(engine, group):
             yield each.cell, finish(llm, each, context_s)
+
+
+def pins_of(policy: Policy, prompt: Prompt) -> list[tuple[int, int]]:
+    """The prompt's pin, as much of it as fits into the policy's budgets."""
+    start, end = prompt.pin
+    for part in policy.parts.values() if isinstance(policy, LayerBudgets) else [policy]:
+        n_room = part.budget - part.n_sink - part.n_recent
+        end = min(end, max(start, part.n_sink) + n_room)
+    return [(start, end)] if start < end else []
 
 
 def from_one_reading(engine: Engine, asked: Sequence[Asked]) -> Iterator[Asked]:

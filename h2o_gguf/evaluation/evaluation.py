@@ -18,7 +18,7 @@ from h2o_gguf.evaluation.opening import ModelFile, check_lengths
 from h2o_gguf.evaluation.recommendation import Recommendation, recommend
 from h2o_gguf.evaluation.runner import Result, n_tokens_left, run
 from h2o_gguf.evaluation.settings import Settings
-from h2o_gguf.evaluation.side_by_side import Fidelity, Reader
+from h2o_gguf.evaluation.side_by_side import Reader, Reading
 from h2o_gguf.evaluation.store import Store
 from h2o_gguf.evaluation.summary import Row, floors, summarize
 from h2o_gguf.evaluation.tasks import FIDELITY
@@ -28,7 +28,7 @@ from h2o_gguf.policies import LayerBudgets
 from h2o_gguf.protocols import Progress
 from h2o_gguf.text import readable
 
-__all__ = ["Report", "compare", "evaluate"]
+__all__ = ["Report", "compare_caches", "evaluate"]
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Report:
     settings: dict[str, Any]
     rows: tuple[Row, ...]
     floors: tuple[tuple[int, str, float], ...]
-    fidelity: tuple[Fidelity, ...]
+    fidelity: tuple[Reading, ...]
     recommendation: Recommendation
     results: tuple[Result, ...]
 
@@ -71,7 +71,9 @@ def evaluate(model: str, settings: Settings, progress: Progress | None = None) -
     return _measure(model, settings, _variants(model, settings, with_controls), progress)
 
 
-def compare(model: str, settings: Settings, types: Sequence[str], progress: Progress | None = None) -> Report:
+def compare_caches(
+    model: str, settings: Settings, types: Sequence[str], progress: Progress | None = None
+) -> Report:
     """Measure ways to save memory beside each other: windows, cache types, policies, and these together.
 
     types : of keys and values, beside f16. Others are evaluate's, and so is what is raised.
@@ -125,7 +127,7 @@ def _measure(
     about = environment(model)
     text = _text(settings.text)
     evaluator = Evaluator(ModelFile(model, settings.n_threads, settings.n_gpu_layers), text)
-    fidelity: list[Fidelity] = []
+    fidelity: list[Reading] = []
     with closing(Store(settings.folder, evaluator.facts())) as store:
         n_read, n_left = 0, n_tokens_left(cells, store)
 

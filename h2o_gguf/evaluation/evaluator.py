@@ -17,10 +17,10 @@ from h2o_gguf.evaluation.one_shot import answer_one_shot, sharing
 from h2o_gguf.evaluation.opening import ModelFile
 from h2o_gguf.evaluation.prompting import Prompt, Prompter
 from h2o_gguf.evaluation.sample import Sample
-from h2o_gguf.evaluation.side_by_side import Fidelity, Reader, measure_fidelity
+from h2o_gguf.evaluation.side_by_side import Reader, Reading, read_side_by_side
 from h2o_gguf.evaluation.sources import POLICIES, code_digest, policy_key, runtime_digest
 from h2o_gguf.evaluation.store import Store
-from h2o_gguf.evaluation.tasks import make_samples, text_of
+from h2o_gguf.evaluation.tasks import make_samples, reading_of
 from h2o_gguf.evaluation.texts import prose
 from h2o_gguf.fingerprint import fingerprint
 from h2o_gguf.policies import Policy
@@ -98,7 +98,7 @@ class Evaluator:
         progress: Progress | None = None,
         *,
         is_fresh: bool = False,
-    ) -> list[Fidelity]:
+    ) -> list[Reading]:
         """Every reader beside the full cache, which is the first; those of earlier runs are not read again.
 
         What was read together is stored before others are read.
@@ -113,11 +113,11 @@ class Evaluator:
             }
             for r in readers
         ]
-        found = [store.get(key, Fidelity) for key in keys]
+        found = [store.get(key, Reading) for key in keys]
         todo = [i for i, value in enumerate(found) if value is None or i == 0 or is_fresh]
         if None in found:
             chosen = [readers[i] for i in todo]
-            new = measure_fidelity(self.model, self.text, chosen, n_tokens, n_batch, progress)
+            new = read_side_by_side(self.model, self.text, chosen, n_tokens, n_batch, progress)
             for i, each in zip(todo, new, strict=True):
                 found[i] = each
                 store.put(keys[i], each.as_dict())
@@ -135,7 +135,7 @@ class Evaluator:
 
 def _text_key(cell: Cell) -> tuple[Any, ...]:
     is_own = cell.question == "seen"  # a text with its question
-    return text_of(cell.task), cell.length, cell.seed, cell.index, cell.task if is_own else ""
+    return reading_of(cell.task), cell.length, cell.seed, cell.index, cell.task if is_own else ""
 
 
 def _sample_key(cell: Cell) -> tuple[str, int, int, int]:

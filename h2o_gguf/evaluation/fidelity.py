@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from h2o_gguf.engine import Engine
     from h2o_gguf.llama import H2OLlama
 
-__all__ = ["Fidelity", "FullCache", "bootstrap_ratio", "compare", "read_full", "read_on", "rows"]
+__all__ = ["Fidelity", "FullCache", "bootstrap_ratio", "measure_fidelity", "read_full", "read_on", "rows"]
 
 BOOTSTRAP_BLOCK = 64  # tokens resampled together: neighbouring losses are correlated
 N_BLOCKS_MIN = 8  # of fewer tokens each in a short text: one block alone would have no width
@@ -124,7 +124,7 @@ def read_full(
     return FullCache(n_start, logp, -logp[np.arange(len(nexts)), nexts].astype(np.float64))
 
 
-def compare(
+def measure_fidelity(
     llm: H2OLlama, tokens: Sequence[int], full: FullCache, progress: Progress | None = None
 ) -> Fidelity:
     """Read tokens with llm's policy and budget and compare with the full cache, from full.n_start on."""

@@ -13,7 +13,7 @@ __all__ = ["rules_kept"]
 N_SENTENCES = 3  # of a turn
 
 
-def rules_kept(rng: random.Random, haystack: Haystack) -> Build:
+def rules_kept(rng: random.Random, haystack: Haystack, *, pins_system: bool = False) -> Build:
     """Four checkable rules for a sign-off that nobody asks for until the end of the chat.  Source: ours.
 
     No reply on the way follows them, so that nothing but the system prompt says what they are.
@@ -42,6 +42,7 @@ def rules_kept(rng: random.Random, haystack: Haystack) -> Build:
             prefix="",
             checks=(Check(first, "start"), Check(name), Check(code), Check(last, "end")),
             history=(("system", system), *turns),
+            pins_system=pins_system,
         )
 
     return build

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from h2o_gguf.evaluation.answering import Asked, finish, from_one_reading, read_blocks
+from h2o_gguf.evaluation.answering import Asked, finish, from_one_reading, pins_of, read_blocks
 from h2o_gguf.evaluation.cells import Cell, Outcome
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ def answer_one_shot(llm: H2OLlama, asked: Sequence[Asked]) -> Iterator[tuple[Cel
         started = time.perf_counter()
         if not each.cell.variant.is_full:
             policy = each.cell.variant.make(each.cell.budget)
+            engine.pins = pins_of(policy, each.prompt)
             engine.evict(policy)
             if engine.attic is not None:
                 engine.attic.policy = policy

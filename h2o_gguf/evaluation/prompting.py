@@ -24,12 +24,13 @@ class Prompt:
     """A sample in tokens.
 
     context : before the question. question : from there on, the reply's first words included.
-    n_answer : most tokens of the answer.
+    n_answer : most tokens of the answer. pin : span of the context that is never evicted, if it fits.
     """
 
     context: tuple[int, ...]
     question: tuple[int, ...]
     n_answer: int
+    pin: tuple[int, int] = (0, 0)
 
     def __len__(self) -> int:
         return len(self.context) + len(self.question) + self.n_answer
@@ -74,7 +75,17 @@ class Prompter:
             tuple(self._begin(self._tokenize(before))),
             tuple(self._tokenize(after)),
             ROOM + 2 * len(self._tokenize(expected)),
+            self._pin(sample, before),
         )
+
+    def _pin(self, sample: Sample, before: str) -> tuple[int, int]:
+        """The tokens of the first message, which the text before the question may have in it."""
+        if not sample.pins_system:
+            return 0, 0
+        _, message = sample.history[0]
+        start = before.index(message)
+        first, end = (len(self._begin(self._tokenize(before[:at]))) for at in (start, start + len(message)))
+        return first, end
 
     def count(self, sample: Sample) -> int:
         """Tokens of a sample and its answer."""

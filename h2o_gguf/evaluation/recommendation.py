@@ -8,7 +8,7 @@ from typing import Any
 
 from h2o_gguf.evaluation.cells import Kept
 from h2o_gguf.evaluation.runner import Result
-from h2o_gguf.evaluation.side_by_side import Fidelity
+from h2o_gguf.evaluation.side_by_side import Reading
 from h2o_gguf.evaluation.statistics import Interval, bootstrap, hidden_loss, samples_needed
 from h2o_gguf.evaluation.summary import floors, paired
 from h2o_gguf.evaluation.variants import AUTO, PLAIN, Variant
@@ -74,7 +74,7 @@ class Recommendation:
         return asdict(self) | {"headline": self.headline}
 
 
-def candidates(results: Sequence[Result], fidelity: Sequence[Fidelity]) -> list[Candidate]:
+def candidates(results: Sequence[Result], fidelity: Sequence[Reading]) -> list[Candidate]:
     """Everything but the full cache that was measured, smallest budget first."""
     low = floors(results)
     losses: dict[tuple[Variant, Kept], dict[tuple[int, str], list[float]]] = {}
@@ -107,7 +107,7 @@ def candidates(results: Sequence[Result], fidelity: Sequence[Fidelity]) -> list[
     return sorted(found, key=lambda c: (c.kept_bytes, c.budget, c.worst))
 
 
-def recommend(results: Sequence[Result], fidelity: Sequence[Fidelity], tolerance: float) -> Recommendation:
+def recommend(results: Sequence[Result], fidelity: Sequence[Reading], tolerance: float) -> Recommendation:
     """The smallest budget whose losses are at most the tolerance, 0 to 1; of several policies the best.
 
     A control that draws at random is never chosen.

@@ -35,6 +35,7 @@ class Sample:
 
     context : what comes before the question, in the same message. history : (role, text) of the messages
     before. prefix : the first words of the reply, given. checks : what the rest of it must have.
+    pins_system : the first message is never evicted, as far as there is room.
     """
 
     context: str
@@ -42,6 +43,7 @@ class Sample:
     prefix: str
     checks: tuple[Check, ...]
     history: tuple[tuple[str, str], ...] = ()
+    pins_system: bool = False
 
     @property
     def can_stop_early(self) -> bool:

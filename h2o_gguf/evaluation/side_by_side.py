@@ -31,7 +31,7 @@ from h2o_gguf.protocols import Progress
 if TYPE_CHECKING:
     from h2o_gguf.llama import H2OLlama
 
-__all__ = ["Fidelity", "Reader", "measure_fidelity"]
+__all__ = ["Reader", "Reading", "read_side_by_side"]
 
 N_BUCKETS = 4
 N_BURSTS = 4
@@ -49,7 +49,7 @@ class Reader:
 
 
 @dataclass(frozen=True)
-class Fidelity:
+class Reading:
     """One cache against the full one, on the same tokens.
 
     n_tokens : read. n_scored : of them the last ones, which are compared. perplexity : over those.
@@ -117,14 +117,14 @@ class _Track:
         self.write_s.append((time.perf_counter() - started) / max(1, n))
 
 
-def measure_fidelity(
+def read_side_by_side(
     model: ModelFile,
     text: str,
     readers: Sequence[Reader],
     n_tokens: int,
     n_batch: int,
     progress: Progress | None = None,
-) -> Iterator[Fidelity]:
+) -> Iterator[Reading]:
     """Read the first n_tokens of a text with every reader, the first of them the full cache.
 
     The second half is scored. Where memory does not hold them all at once, the full cache reads again with
@@ -154,7 +154,7 @@ def _measure(
     n_tokens: int,
     n_batch: int,
     progress: Callable[[int], None],
-) -> list[Fidelity]:
+) -> list[Reading]:
     """Of readers that are open at the same time.  progress : tokens done."""
     with ExitStack() as stack:
         tracks: list[_Track] = []
@@ -172,7 +172,7 @@ def _measure(
                 track.write(is_last=turn == N_BURSTS - 1)
         full = tracks[0]
         return [
-            _fidelity(track, full, report, len(tokens)) for track, report in zip(tracks, reports, strict=True)
+            _reading(track, full, report, len(tokens)) for track, report in zip(tracks, reports, strict=True)
         ]
 
 
@@ -216,10 +216,10 @@ def _read(
             progress(start * len(tracks) + len(block) * (i + 1))
 
 
-def _fidelity(track: _Track, full: _Track, report: Any, n_tokens: int) -> Fidelity:
+def _reading(track: _Track, full: _Track, report: Any, n_tokens: int) -> Reading:
     low, high = bootstrap_ratio(track.nll, full.nll)
     ratio = float(np.exp(track.nll.mean() - full.nll.mean()))
-    return Fidelity(
+    return Reading(
         variant=track.reader.variant,
         kept=track.reader.kept,
         budget=track.reader.budget,

@@ -16,7 +16,7 @@ from h2o_gguf.evaluation.retrieval import grid, multikey, multiquery, multivalue
 from h2o_gguf.evaluation.sample import Build, Sample, fit
 from h2o_gguf.evaluation.tracking import open_folders, variable_chain
 
-__all__ = ["FIDELITY", "GROUPS", "TASKS", "choose", "make_samples", "text_of"]
+__all__ = ["FIDELITY", "GROUPS", "TASKS", "choose", "make_samples", "reading_of"]
 
 Draw = Callable[[random.Random, Haystack], Build]
 FIDELITY = "fidelity"  # no samples: a text that is read beside the full cache
@@ -34,6 +34,7 @@ TASKS: dict[str, Draw] = {
     "common-words": common_words,
     "frequent-words": frequent_words,
     "instructions": rules_kept,
+    "instructions-pinned": partial(rules_kept, pins_system=True),
     "stack": open_folders,
     "chat-fact": fact_told,
     **{
@@ -63,9 +64,14 @@ def choose(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def text_of(task: str) -> str:
-    """A name of the texts of a task, which others may ask about too."""
+def reading_of(task: str) -> str:
+    """A name of how the texts of a task are read: tasks of the same name can ask after one reading."""
     return "grid" if task in GROUPS["grid"] else task
+
+
+def text_of(task: str) -> str:
+    """A name of the texts of a task, which others may have too."""
+    return reading_of(task.removesuffix("-pinned"))
 
 
 def make_samples(

@@ -210,16 +210,20 @@ def check_decay(decay: Any) -> float:
 def ask(policy: Policy, view: CacheView, n: int) -> Cells:
     """Return the policy's n victims per KV head, checked: int32[n_layer, n_head_kv, n].
 
-    What was recalled is spared where others are enough.
+    What was recalled is spared where others are enough; where they are not, it is asked once more, with a
+    view in which nothing was.
 
     Raises: CacheFullError, it evicts nothing. BudgetError, fewer than n entries of a head may go; the text
         says what protects the others. PolicyError, it raised, or chose victims it may not choose.
     """
     if view.recalled is not None:
-        sparing = view
+        with contextlib.suppress(BudgetError):
+            return _answer(policy, view, n)
         view = replace(view, recalled=None)
-        with contextlib.suppress(Exception):  # too few others, or what is said below
-            return check_victims(view, policy.victims(sparing, n), n, policy)
+    return _answer(policy, view, n)
+
+
+def _answer(policy: Policy, view: CacheView, n: int) -> Cells:
     try:
         victims = policy.victims(view, n)
     except CacheFullError:
@@ -259,14 +263,19 @@ def ask_traces(policy: Any, view: CacheView) -> NDArray[np.float32]:
 def check_victims(view: CacheView, victims: Any, n: int, policy: Policy) -> Cells:
     """Return victims as int32[n_layer, n_head_kv, n] if every one may go.
 
+    A policy of its own mind may name what was recalled, unless it is all that is left.
+
     Raises: PolicyError, no array, wrong type or shape, a cell outside the cache, empty or protected, or one
         twice in a head. BudgetError, fewer than n entries of a head may go at all.
     """
     try:
-        return _checked(view, victims, n, policy)
+        cells = _checked(replace(view, recalled=None), victims, n, policy)
     except PolicyError:
         _refuse_too_few(view, n, policy)
         raise
+    if view.recalled is not None and np.take_along_axis(view.recalled, cells, axis=-1).any():
+        _refuse_too_few(view, n, policy)
+    return cells
 
 
 def _checked(view: CacheView, victims: Any, n: int, policy: Policy) -> Cells:

@@ -213,8 +213,8 @@ typedef struct h2og_attic_info {
     int64_t n_recalled;       // likewise
 } h2og_attic_info;
 
-// Forgets what an attic held before.  Each group has its own.  The sequence that needs room drops its own least-scored; one that
-// has nothing yet when others hold all of it keeps nothing.
+// Forgets what an attic held before.  Each group has its own.  Beyond max_bytes the sequence that needs room drops its own
+// least-scored, unless another has much more: then that one does, until all that need room have about as much.
 H2OG_API int32_t h2og_set_attic(h2og_cache * cache, const h2og_attic_params * params);
 H2OG_API int32_t h2og_get_attic(h2og_cache * cache, int32_t seq, h2og_attic_info * out);
 

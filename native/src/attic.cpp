@@ -5,7 +5,6 @@
 #include "ggml-backend.h"
 
 #include <algorithm>
-#include <cstring>
 
 namespace h2og {
 
@@ -55,12 +54,12 @@ Attic::~Attic() {
     }
 }
 
-size_t Attic::row_of(int32_t layer, int32_t head) const {
+size_t Attic::index_of(int32_t layer, int32_t head) const {
     return size_t(layer)*state.n_head_kv + head;
 }
 
 char * Attic::keys(int32_t stream, int32_t layer, int32_t head, int32_t i) const {
-    return streams[stream].chunks[i] + row_of(layer, head)*CHUNK*(key_bytes + value_bytes);
+    return streams[stream].chunks[i] + index_of(layer, head)*CHUNK*(key_bytes + value_bytes);
 }
 
 char * Attic::values(int32_t stream, int32_t layer, int32_t head, int32_t i) const {
@@ -70,79 +69,6 @@ char * Attic::values(int32_t stream, int32_t layer, int32_t head, int32_t i) con
 char * Attic::row(int32_t stream, int32_t layer, int32_t head, int32_t slot, bool is_v) const {
     return is_v ? values(stream, layer, head, slot/CHUNK) + (slot % CHUNK)*value_bytes
                 : keys  (stream, layer, head, slot/CHUNK) + (slot % CHUNK)*key_bytes;
-}
-
-bool Attic::grow(int32_t stream) {
-    if (is_full || n_chunk >= max_chunks) {
-        return false;
-    }
-    char * chunk = chunks.get();
-    if (chunk == nullptr) {
-        is_full = true;
-        return false;
-    }
-    streams[stream].chunks.push_back(chunk);
-    ++n_chunk;
-    return true;
-}
-
-// The least-scored of each head go, of equals the oldest; the last ones take their slots.
-void Attic::drop(int32_t stream, int32_t n) {
-    Sequence & sequence = streams[stream];
-    std::vector<int32_t> order(sequence.n);
-    std::vector<char> is_dropped;
-    const int32_t n_left = sequence.n - n;
-    for (int32_t j = 0; j < state.n_layer; ++j) {
-        for (int32_t h = 0; h < state.n_head_kv; ++h) {
-            auto & entries = sequence.entries[row_of(j, h)];
-            for (int32_t i = 0; i < sequence.n; ++i) {
-                order[i] = i;
-            }
-            std::nth_element(order.begin(), order.begin() + n, order.end(), [&](int32_t a, int32_t b) {
-                return std::make_pair(entries[a].score, entries[a].pos) < std::make_pair(entries[b].score, entries[b].pos);
-            });
-            is_dropped.assign(sequence.n, 0);
-            for (int32_t i = 0; i < n; ++i) {
-                is_dropped[order[i]] = 1;
-            }
-            int32_t hole = 0;
-            for (int32_t slot = n_left; slot < sequence.n; ++slot) {
-                if (is_dropped[slot]) {
-                    continue;
-                }
-                while (!is_dropped[hole]) {
-                    ++hole;
-                }
-                entries[hole] = entries[slot];
-                memcpy(row(stream, j, h, hole, false), row(stream, j, h, slot, false), key_bytes);
-                memcpy(row(stream, j, h, hole, true),  row(stream, j, h, slot, true),  value_bytes);
-                is_dropped[hole] = 0;
-            }
-            entries.resize(n_left);
-        }
-    }
-    sequence.n = n_left;
-    sequence.n_dropped += int64_t(n)*state.n_layer*state.n_head_kv;
-}
-
-int32_t Attic::extend(int32_t stream, int32_t n) {
-    Sequence & sequence = streams[stream];
-    n = std::min(n, CHUNK);
-    while (sequence.n + n > int32_t(sequence.chunks.size())*CHUNK) {
-        if (grow(stream)) {
-            continue;
-        }
-        if (sequence.chunks.empty()) {
-            return 0;
-        }
-        // Many at once, since finding them takes a walk through all.
-        drop(stream, std::min(sequence.n, std::max(n, std::min(CHUNK, sequence.n/8))));
-    }
-    sequence.n += n;
-    for (auto & entries : sequence.entries) {
-        entries.resize(sequence.n);
-    }
-    return n;
 }
 
 int32_t Attic::take(int32_t stream, const int32_t * victims, int32_t n) {
@@ -157,9 +83,9 @@ int32_t Attic::take(int32_t stream, const int32_t * victims, int32_t n) {
         const int32_t first = streams[stream].n - more;
         for (int32_t j = 0; j < state.n_layer; ++j) {
             for (int32_t h = 0; h < state.n_head_kv; ++h) {
-                const int32_t * cells = victims + row_of(j, h)*n + begin;
+                const int32_t * cells = victims + index_of(j, h)*n + begin;
                 const size_t at = state.index(stream, j, h);
-                auto & entries = streams[stream].entries[row_of(j, h)];
+                auto & entries = streams[stream].entries[index_of(j, h)];
                 for (int32_t i = 0; i < more; ++i) {
                     entries[first + i] = { state.pos[at + cells[i]], state.rope_pos[at + cells[i]], state.scores[at + cells[i]] };
                 }
@@ -209,7 +135,7 @@ void Attic::exchange(int32_t stream, int32_t layer, int32_t head, int32_t slot, 
     if (!l.is_host) {  // what the host has of it may be old
         ggml_backend_tensor_get(l.scores, &state.scores[at], score_at, sizeof(float));
     }
-    Entry & entry = streams[stream].entries[row_of(layer, head)][slot];
+    Entry & entry = entries(stream, layer, head)[slot];
     std::swap(entry.pos,      state.pos[at]);
     std::swap(entry.rope_pos, state.rope_pos[at]);
     std::swap(entry.score,    state.scores[at]);
@@ -217,37 +143,6 @@ void Attic::exchange(int32_t stream, int32_t layer, int32_t head, int32_t slot, 
     if (!l.is_host) {
         ggml_backend_tensor_set(l.scores, &state.scores[at], score_at, sizeof(float));
     }
-}
-
-void Attic::clear(int32_t stream) {
-    Sequence & sequence = streams[stream];
-    for (char * chunk : sequence.chunks) {
-        chunks.give_back(chunk);
-    }
-    n_chunk -= int32_t(sequence.chunks.size());
-    is_full = is_full && sequence.chunks.empty();
-    sequence = Sequence{};
-    sequence.entries.resize(size_t(state.n_layer)*state.n_head_kv);
-}
-
-void Attic::copy(int32_t from, int32_t to) {
-    if (from == to) {
-        return;
-    }
-    clear(to);
-    const Sequence & source = streams[from];
-    Sequence & sequence = streams[to];
-    for (size_t i = 0; i < source.chunks.size() && grow(to); ++i) {
-        memcpy(sequence.chunks[i], source.chunks[i], chunks.bytes);
-    }
-    sequence.n       = std::min(source.n, int32_t(sequence.chunks.size())*CHUNK);
-    sequence.entries = source.entries;
-    for (auto & entries : sequence.entries) {
-        entries.resize(sequence.n);
-    }
-    sequence.n_dropped  = source.n_dropped + int64_t(source.n - sequence.n)*state.n_layer*state.n_head_kv;
-    sequence.n_recalled = source.n_recalled;
-    sequence.exact_from = source.exact_from;
 }
 
 int64_t Attic::bytes() const {

@@ -35,8 +35,8 @@ public:
     Attic & operator=(const Attic &) = delete;
 
     int32_t n_entry(int32_t stream) const { return streams[stream].n; }  // of each head
-    std::vector<Entry> & entries(int32_t stream, int32_t layer, int32_t head) { return streams[stream].entries[row_of(layer, head)]; }
-    const std::vector<Entry> & entries(int32_t stream, int32_t layer, int32_t head) const { return streams[stream].entries[row_of(layer, head)]; }
+    std::vector<Entry> & entries(int32_t stream, int32_t layer, int32_t head) { return streams[stream].entries[index_of(layer, head)]; }
+    const std::vector<Entry> & entries(int32_t stream, int32_t layer, int32_t head) const { return streams[stream].entries[index_of(layer, head)]; }
 
     // The key or value in a slot.
     char * row(int32_t stream, int32_t layer, int32_t head, int32_t slot, bool is_v) const;
@@ -89,9 +89,11 @@ private:
         int32_t exact_from = 0;   // cells with positions from here on were not exchanged
     };
 
-    size_t row_of(int32_t layer, int32_t head) const;
+    size_t index_of(int32_t layer, int32_t head) const;
     void   drop(int32_t stream, int32_t n);
     bool   grow(int32_t stream);
+    bool   grow_from_others(int32_t stream);
+    void   give_back(int32_t stream);
 
     h2og_state & state;
     Chunks chunks;

@@ -66,7 +66,13 @@ def test_regenerate_beyond_the_recent_window_reads_the_conversation_again(llm: A
     assert [m["role"] for m in session.messages] == ["user", "assistant"] * 2
 
 
-def test_a_cancelled_document_leaves_the_conversation_as_it_was(llm: Any) -> None:
+@pytest.mark.parametrize("attic", ["off", "ram"])
+def test_a_cancelled_document_leaves_the_conversation_as_it_was(attic: str) -> None:
+    with open_llama(kv_budget=256, n_ubatch=64, n_threads=1, attic=attic) as llm:
+        cancel_a_document(llm)
+
+
+def cancel_a_document(llm: Any) -> None:
     replies = []
     for is_cancelled in (False, True):
         session = ChatSession(llm, sampling=GREEDY, max_tokens=12)
@@ -80,8 +86,13 @@ def test_a_cancelled_document_leaves_the_conversation_as_it_was(llm: Any) -> Non
                 if n > 400:
                     cancel.cancel()
 
+            before = session.report()
             with pytest.raises(Cancelled):
                 list(session.ask(english(8_000), progress=stop, cancel=cancel))
+            after = session.report()
+            assert (after.n_past, after.used, after.evicted) == (before.n_past, before.used, before.evicted)
+            if before.attic is not None and after.attic is not None:
+                assert after.attic.entries == before.attic.entries > 0
         replies.append("".join(session.ask("And now?")))
         assert session.last is not None and session.last.n_reused > 256
     assert replies[0] == replies[1]

@@ -12,14 +12,14 @@ from llama_harness import english, model_path, open_llama
 from numpy.typing import NDArray
 
 from h2o_gguf import policies
-from h2o_gguf.evaluation import compare, read_full, side_by_side
+from h2o_gguf.evaluation import measure_fidelity, read_full, side_by_side
 from h2o_gguf.evaluation.cells import Cell, plan
 from h2o_gguf.evaluation.evaluation import evaluate
 from h2o_gguf.evaluation.evaluator import Evaluator
 from h2o_gguf.evaluation.opening import ModelFile
 from h2o_gguf.evaluation.runner import batches
 from h2o_gguf.evaluation.settings import QUICK_RUN, Settings
-from h2o_gguf.evaluation.side_by_side import Reader, measure_fidelity
+from h2o_gguf.evaluation.side_by_side import Reader, read_side_by_side
 from h2o_gguf.evaluation.variants import FULL, Variant, with_attics
 from h2o_gguf.policies import Cells, registry
 from h2o_gguf.view import CacheView
@@ -136,12 +136,12 @@ def test_the_full_cache_is_never_evicted_from(evaluator: Evaluator) -> None:
 def test_fidelity_side_by_side_is_fidelity_one_by_one() -> None:
     text, n, batch = english(6000), 256, 32
     readers = [Reader(Variant(FULL), 1.0, n), Reader(Variant("h2o+"), 0.25, 64)]
-    full, found = measure_fidelity(ModelFile(model_path(), 1), text, readers, n, batch)
+    full, found = read_side_by_side(ModelFile(model_path(), 1), text, readers, n, batch)
     with open_llama(policy=policies.make("streaming", n + 64), n_batch=batch, kv_block=batch) as llm:
         tokens = llm.tokenize(text.encode())[:n]
         reference = read_full(llm, tokens, n // 2)
     with open_llama(policy=policies.make("h2o+", 64), n_batch=batch, kv_block=batch) as llm:
-        expected = compare(llm, tokens, reference)
+        expected = measure_fidelity(llm, tokens, reference)
     assert found.perplexity == pytest.approx(expected.perplexity, rel=1e-5)
     assert found.ratio.mean == pytest.approx(expected.ratio, rel=1e-5)
     assert (found.kl, found.top1) == (pytest.approx(expected.kl, rel=1e-3), expected.top1)

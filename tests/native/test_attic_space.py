@@ -236,6 +236,41 @@ def test_a_sequence_that_is_emptied_gives_its_space_to_others(model: Path, tmp_p
             assert total(run, "n_entry") > 0
 
 
+@pytest.mark.parametrize("in_file", [False, True])
+def test_sequences_that_need_room_come_to_have_about_as_much(
+    in_file: bool, model: Path, tmp_path: Path
+) -> None:
+    """The first fills all four chunks; chunks are of 256 entries a head."""
+    limit = 4 * CHUNK
+    with with_attic(
+        model, n_seq=3, attic={"max_bytes": limit, "folder": tmp_path if in_file else None}
+    ) as run:
+        spoken: list[list[int]] = []
+
+        def held() -> list[int]:
+            found = []
+            for seq, tokens in enumerate(spoken):
+                run.speak_of(seq, tokens)
+                assert not cached(run) & stored(run)
+                info = run.cache.attic.info()
+                assert info.n_entry * N_HEADS == len(stored(run)) and info.bytes == limit
+                assert N_HEADS * (len(tokens) - run.cache.used() - info.n_entry) == info.n_dropped
+                found.append(info.n_entry)
+            return found
+
+        for seq, shares in enumerate(([(769, 1024)], [(257, 512)] * 2, [(257, 512), (1, 256), (1, 256)])):
+            run.speak_of(seq, [])
+            run.feed(random_tokens(1300, seed=seq), N_UBATCH)
+            spoken.append(run.tokens)
+            now = held()
+            got = sorted(now, reverse=True)
+            assert all(low <= n <= high for n, (low, high) in zip(got, shares, strict=True)), now
+        run.speak_of(0, spoken[0])
+        recall_next(run)
+        run.decode(random_tokens(8, seed=9))
+        assert total(run, "n_recalled") > 0 and not cached(run) & stored(run)
+
+
 def test_open_files_end_with_the_context(model: Path, tmp_path: Path) -> None:
     def n_open() -> int:
         return len(os.listdir("/proc/self/fd"))

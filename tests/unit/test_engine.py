@@ -8,7 +8,7 @@ from engine_fakes import CONTROL, N_VOCAB, Greedy, engine, evicting, logits_are_
 from numpy.typing import NDArray
 
 from h2o_gguf.cancel import CancelToken
-from h2o_gguf.engine import DECODE_NO_ROOM
+from h2o_gguf.decoding import DECODE_NO_ROOM
 from h2o_gguf.errors import (
     CacheFullError,
     Cancelled,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from engine_fakes import N_VOCAB, evicting, logits_are_right, take
 
-from h2o_gguf.engine import DECODE_NO_VICTIMS
+from h2o_gguf.decoding import DECODE_NO_VICTIMS
 from h2o_gguf.errors import (
     BudgetError,
     PolicyError,

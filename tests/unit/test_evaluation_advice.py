@@ -16,7 +16,7 @@ from h2o_gguf.evaluation.cells import Cell, Outcome
 from h2o_gguf.evaluation.evaluation import Report
 from h2o_gguf.evaluation.recommendation import recommend
 from h2o_gguf.evaluation.runner import Result
-from h2o_gguf.evaluation.side_by_side import Fidelity
+from h2o_gguf.evaluation.side_by_side import Reading
 from h2o_gguf.evaluation.statistics import Interval
 from h2o_gguf.evaluation.summary import floors, summarize
 from h2o_gguf.evaluation.variants import FULL, Variant
@@ -34,10 +34,10 @@ def results(policy: str | Variant, kept: float, scores: list[float], task: str =
     ]
 
 
-def fidelity(policy: str, kept: float, low: float, high: float) -> Fidelity:
+def fidelity(policy: str, kept: float, low: float, high: float) -> Reading:
     budget = round(1000 * kept)
     ratio = Interval((low + high) / 2, low, high, 500)
-    return Fidelity(
+    return Reading(
         Variant(policy), kept, budget, 1000, 500, 20.0, ratio, (3.0,) * 4, 0.01, 0.9, budget, 1000 * budget,
         2000 * budget, 90.0, 30.0,
     )  # fmt: skip

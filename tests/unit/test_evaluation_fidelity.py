@@ -16,7 +16,7 @@ from h2o_gguf.engine import Engine
 from h2o_gguf.evaluation import side_by_side
 from h2o_gguf.evaluation.evaluator import Evaluator
 from h2o_gguf.evaluation.opening import WRITTEN
-from h2o_gguf.evaluation.side_by_side import Reader, measure_fidelity
+from h2o_gguf.evaluation.side_by_side import Reader, read_side_by_side
 from h2o_gguf.evaluation.store import Store
 from h2o_gguf.evaluation.variants import FULL, Variant
 
@@ -59,7 +59,7 @@ def two_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_readers_that_do_not_fit_at_once_read_in_parts_beside_the_full_cache() -> None:
     model, seen = Model(), list[tuple[int, int]]()
-    found = list(measure_fidelity(model, "", READERS, N, 8, lambda n, total: seen.append((n, total))))  # type: ignore[arg-type]
+    found = list(read_side_by_side(model, "", READERS, N, 8, lambda n, total: seen.append((n, total))))  # type: ignore[arg-type]
     assert [each.budget for each in found] == [N, 9, 8, 7]
     assert model.opened == [N + WRITTEN, 9, N + WRITTEN, 8, N + WRITTEN, 7]
     assert seen == [(8 * i, 6 * N) for i in range(1, 25)]
@@ -78,7 +78,7 @@ def test_what_was_read_together_is_kept_before_others_are_read(tmp_path: Path) -
 
 def test_writing_decodes_all_its_tokens_and_evicts_once() -> None:
     model = Model()
-    list(measure_fidelity(model, "", READERS[:2], N, 8))  # type: ignore[arg-type]
+    list(read_side_by_side(model, "", READERS[:2], N, 8))  # type: ignore[arg-type]
     for context in model.contexts:
         assert [len(batch) for batch in context.batches[N // 8 :]] == [1] * WRITTEN
     assert model.caches[1].rooms[-1] == WRITTEN
@@ -89,7 +89,7 @@ def test_a_reader_recalls_where_it_would_while_writing_and_nothing_before_sees_i
     model = Model()
     variant = Variant("streaming", attic=True, recall_every=10)
     readers = [READERS[0], Reader(Variant("streaming"), 9, 9), Reader(variant, 9, 9)]
-    full, plain, recalling = measure_fidelity(model, "", readers, N, 8)  # type: ignore[arg-type]
+    full, plain, recalling = read_side_by_side(model, "", readers, N, 8)  # type: ignore[arg-type]
     attic, context = model.attics[-1], model.contexts[-1]
     assert attic is not None and attic.asked[:3] == [9, 19, 29]
     starts = np.cumsum([0, *(len(batch) for batch in context.batches)]).tolist()

@@ -5,15 +5,19 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
-from h2o_gguf.errors import OptionError
+from h2o_gguf import policies
+from h2o_gguf.errors import BudgetError, OptionError
+from h2o_gguf.evaluation.answering import pins_of
 from h2o_gguf.evaluation.haystack import NOISE, Haystack, hide
-from h2o_gguf.evaluation.prompting import Prompter
+from h2o_gguf.evaluation.prompting import Prompt, Prompter
 from h2o_gguf.evaluation.sample import Check, Sample, fit, score
 from h2o_gguf.evaluation.tasks import GROUPS, TASKS, choose, make_samples
 from h2o_gguf.evaluation.texts import prose
+from h2o_gguf.eviction import check_pins
 
 TEXT = " ".join(f"Sentence number {i} of the text." for i in range(50))
 
@@ -80,6 +84,28 @@ def test_the_needles_of_a_grid_lie_in_one_text_and_are_asked_for_one_by_one() ->
     assert len({sample.context for sample in samples.values()}) == 1
     assert len({sample.question for sample in samples.values()}) == len(samples)
     assert samples == make_samples("grid-100", 1500, 0, 0, Haystack(TEXT), PROMPTER.count)
+
+
+def test_a_pinned_system_prompt_is_that_of_the_same_chat() -> None:
+    sample, pinned = made("instructions"), made("instructions-pinned")
+    assert replace(pinned, pins_system=False) == sample and pinned.pins_system
+    prompt = PROMPTER.prompt(pinned)
+    start, end = prompt.pin
+    assert list(prompt.context[start:end]) == words_of(pinned.history[0][1])
+    assert PROMPTER.prompt(sample).pin == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("pin", "expected"), [((0, 0), []), ((3, 20), [(3, 20)]), ((0, 40), [(0, 35)]), ((10, 90), [(10, 41)])]
+)
+def test_as_much_is_pinned_as_fits(pin: tuple[int, int], expected: list[tuple[int, int]]) -> None:
+    policy = policies.make("h2o", 50, n_sink=4, n_recent=15)
+    found = pins_of(policy, Prompt((), (), 1, pin))
+    assert found == expected
+    check_pins(found, policy)
+    if found and found[0][1] < pin[1]:
+        with pytest.raises(BudgetError):
+            check_pins([(found[0][0], found[0][1] + 1)], policy)
 
 
 def test_units_are_hidden_at_depths() -> None:

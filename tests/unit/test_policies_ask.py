@@ -1,6 +1,7 @@
 """Asking a policy: a bare object is enough, and what it returns is checked in words."""
 
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ class Returning:
     seen: list[int] = field(default_factory=list)
 
     def victims(self, view: CacheView, n: int) -> Any:
+        self.seen.append(0 if view.recalled is None else int(np.count_nonzero(view.recalled[0, 0])))
         if isinstance(self.answer, Exception):
             raise self.answer
         return self.answer
@@ -160,6 +162,38 @@ def test_too_few_entries_name_what_protects_the_others(policy: Any) -> None:
     error = caught.value
     assert (error.n_sink, error.n_pinned, error.n_recent, error.n_protected) == (2, 2, 3, 7)
     assert "by 1 or more" in str(error)
+
+
+def a_view_behind_a_recall(*cells: int) -> CacheView:
+    recalled = np.zeros((2, 2, 12), np.bool_)
+    recalled[..., list(cells)] = True
+    return replace(a_view(), recalled=recalled)
+
+
+def test_an_error_of_the_policys_own_behind_a_recall_is_told_at_once() -> None:
+    """Evictable are 2 to 6; of the others than 5 and 6, three are enough."""
+    policy = Returning(ZeroDivisionError("mine"))
+    with pytest.raises(PolicyError, match="it raised ZeroDivisionError: mine"):
+        ask(as_policy(policy), a_view_behind_a_recall(5, 6), 3)
+    assert policy.seen == [2], "asked once"
+    policy = Returning(everywhere(2, 3, 3))
+    with pytest.raises(PolicyError, match="named twice"):
+        ask(as_policy(policy), a_view_behind_a_recall(5, 6), 3)
+    assert policy.seen == [2]
+
+
+@pytest.mark.parametrize("answer", [IndexError("x"), everywhere(2, 3, 4, 7), everywhere(2, 3, 4, 5)])
+def test_it_is_asked_again_where_sparing_what_was_recalled_leaves_too_few(answer: Any) -> None:
+    policy = Returning(answer)
+    with suppress(PolicyError):
+        ask(as_policy(policy), a_view_behind_a_recall(5, 6), 4)
+    assert policy.seen == [2, 0]
+
+
+def test_a_policy_that_does_not_look_at_what_was_recalled_may_evict_it() -> None:
+    policy = Returning(everywhere(2, 6))
+    victims = ask(as_policy(policy), a_view_behind_a_recall(5, 6), 2)
+    assert victims[1, 1].tolist() == [2, 6] and policy.seen == [2]
 
 
 def test_traces_without_a_method_that_makes_them_are_refused() -> None:

@@ -1,0 +1,51 @@
+"""Tokens that were read in part, taken back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from h2o_gguf.engine import Engine
+from h2o_gguf.host_memory import available_bytes
+from h2o_gguf.state import Session, put_session, save_session
+
+__all__ = ["taken_back"]
+
+N_UNCOPIED = 256  # fewer tokens can be rolled back, or are read again soon enough
+COPIED_BYTES = 1 << 20  # for each token that is read: a copy shall take little of the time its reading takes
+SHARE = 4  # a copy takes at most one part of so many of the memory that is free; while it is made, two
+
+
+@contextmanager
+def taken_back(engine: Engine, n_tokens: int) -> Iterator[None]:
+    """Take the n_tokens that are read inside back if an error ends it, or Ctrl-C.
+
+    Reading more than the recent window evicts what a rollback would need, and may recall: cache and attic are
+    copied first, but where nothing will be evicted, or the copy is large for so few tokens or for the memory.
+    Without one the sequence may be left as it is, and sync() reads all of it again.
+    """
+    n_before = engine.n_past
+    copy = save_session(engine, {}) if _is_worth_a_copy(engine, n_tokens) else None
+    try:
+        yield
+    except BaseException:
+        if not engine.rollback(n_before) and copy is not None:
+            _put_back(engine, copy)
+        raise
+
+
+def _is_worth_a_copy(engine: Engine, n_tokens: int) -> bool:
+    if engine.policy is None or n_tokens <= N_UNCOPIED or engine.holds_all(n_tokens):
+        return False
+    report = engine.report()
+    n_bytes = report.used_bytes + (report.attic.bytes if report.attic is not None else 0)
+    n_available = available_bytes()
+    is_free = n_available is None or n_bytes <= n_available // SHARE
+    return is_free and n_bytes <= n_tokens * COPIED_BYTES
+
+
+def _put_back(engine: Engine, copy: Session) -> None:
+    try:
+        put_session(engine, copy)
+    except Exception:  # the error on its way says more
+        engine.reset()
