@@ -13,7 +13,7 @@ namespace {
 
 constexpr int32_t BEFORE = 2, AFTER = 8;  // neighbours that an entry comes with
 
-// x[i] becomes the largest of x[i] .. x[i + n - 1], n times the window so far at most doubling.
+// x[i] becomes the largest of x[i] .. x[i + window - 1]; each pass at most doubles how many of them it is of.
 void widen(std::vector<float> & x, size_t window) {
     for (size_t have = 1; have < window;) {
         const size_t step = std::min(have, window - have);
