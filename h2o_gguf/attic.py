@@ -12,14 +12,15 @@ from typing import Any, Literal, get_args
 from h2o_gguf.errors import OptionError
 from h2o_gguf.policies import LayerBudgets, Policy, granularity_of
 
-__all__ = ["LIMIT", "N_ASKED", "N_TURN", "Attic", "AtticOptions", "AtticReport"]
+__all__ = ["LIMIT", "N_TURN", "Attic", "AtticOptions", "AtticReport"]
 
 Place = Literal["ram", "disk", "off"]
 LIMIT = 1 << 30
 OWN_TYPE = -1
 N_TURN = 32  # the newest tokens of a turn, which see what was recalled
 N_ASKING = 2
-N_ASKED = 8  # the newest of them, whose queries are held against the attic
+N_ASKED, N_ASKED_MOST = 8, 16  # the newest of them, whose queries are held against the attic
+N_TOGETHER = 11  # entries that come with what one query asks for
 COST = 0.1
 LAST = 2**31 - 1  # beyond every position
 ALIKE = {"head": "head", "layer": "layer", "token": "model"}  # by granularity: whose heads recall the same
@@ -95,7 +96,7 @@ class Attic:
         """Count what is recalled from here on."""
         self._n_recalled = self._total("n_recalled")
 
-    def recall_next(self, n_past: int, pins: Sequence[tuple[int, int]], n_asked: int = N_ASKED) -> None:
+    def recall_next(self, n_past: int, pins: Sequence[tuple[int, int]]) -> None:
         """Let the next batch recall.  n_past : its first position. pins : spans that stay in the cache."""
         for group in self._groups:
             policy = self._policy_of(group)
@@ -103,6 +104,7 @@ class Attic:
             n_pinned = sum(max(0, end - max(start, policy.n_sink)) for start, end in pins)
             # As many as can stay when the budget is kept, whatever the window holds by then.
             n_most = max(0, policy.budget - policy.n_sink - policy.n_recent - n_pinned)
+            n_asked = min(N_ASKED_MOST, max(N_ASKED, n_most // N_TOGETHER))
             group.attic.recall_next(
                 keep, n_most=n_most, n_asked=n_asked, alike=ALIKE[granularity_of(self.policy)]
             )

@@ -79,7 +79,7 @@ def percent(share: Interval, of: float) -> str:
 
 
 def short(task: str) -> str:
-    return task.replace("grid-", "depth ")
+    return task.replace("grid-", "depth ").replace("rivals-", "depth ")
 
 
 if __name__ == "__main__":

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from h2o_gguf.evaluation.haystack import Haystack, hide
 from h2o_gguf.evaluation.sample import Build, Check, Sample
 from h2o_gguf.evaluation.words import keys, number, uuid4
 
-__all__ = ["grid", "multikey", "multiquery", "multivalue", "single"]
+__all__ = ["grid", "multikey", "multiquery", "multivalue", "rivals", "single"]
 
 Value = Callable[[random.Random], str]
 DEPTHS = 40  # as many places a needle can have
 
 
-def single(rng: random.Random, haystack: Haystack, *, has_noise: bool) -> Build:
-    """One needle, in noise or in prose."""
+def single(rng: random.Random, haystack: Haystack, *, has_noise: bool, depth: float | None = None) -> Build:
+    """One needle, in noise or in prose.  depth : 0 to 1, None: drawn."""
     (key,), value = keys(rng, 1), number(rng)
     start = rng.randrange(1 << 20)
-    place, needles = _depths(rng, 1), [_needle("number", key, value)]
+    place = _depths(rng, 1) if depth is None else [depth]
+    needles = [_needle("number", key, value)]
 
     def build(n: int) -> Sample:
         units = haystack.noise(n) if has_noise else haystack.sentences(n, start)
@@ -28,7 +30,10 @@ def single(rng: random.Random, haystack: Haystack, *, has_noise: bool) -> Build:
     return build
 
 
-def grid(rng: random.Random, haystack: Haystack, *, depths: Sequence[float], asked: int) -> Build:
+grid = partial(single, has_noise=False)
+
+
+def rivals(rng: random.Random, haystack: Haystack, *, depths: Sequence[float], asked: int) -> Build:
     """A needle at each depth, 0 to 1, one of which is asked for; the text is the same whichever it is."""
     names, values = keys(rng, len(depths)), [number(rng) for _ in depths]
     needles = [_needle("number", key, value) for key, value in zip(names, values, strict=True)]

@@ -12,7 +12,7 @@ from h2o_gguf.evaluation.chatting import fact_told
 from h2o_gguf.evaluation.counting import common_words, frequent_words
 from h2o_gguf.evaluation.haystack import Haystack
 from h2o_gguf.evaluation.instructions import rules_kept
-from h2o_gguf.evaluation.retrieval import grid, multikey, multiquery, multivalue, single
+from h2o_gguf.evaluation.retrieval import grid, multikey, multiquery, multivalue, rivals, single
 from h2o_gguf.evaluation.sample import Build, Sample, fit
 from h2o_gguf.evaluation.tracking import open_folders, variable_chain
 
@@ -37,15 +37,17 @@ TASKS: dict[str, Draw] = {
     "instructions-pinned": partial(rules_kept, pins_system=True),
     "stack": open_folders,
     "chat-fact": fact_told,
+    **{f"grid-{depth:03}": partial(grid, depth=depth / 100) for depth in GRID},
     **{
-        f"grid-{depth:03}": partial(grid, depths=[d / 100 for d in GRID], asked=i)
+        f"rivals-{depth:03}": partial(rivals, depths=[d / 100 for d in GRID], asked=i)
         for i, depth in enumerate(GRID)
     },
 }
 RULER = tuple(TASKS)[:9]
 GROUPS: dict[str, tuple[str, ...]] = {
     "ruler": RULER,
-    "grid": tuple(name for name in TASKS if name.startswith("grid-")),  # of one text
+    "grid": tuple(name for name in TASKS if name.startswith("grid-")),
+    "rivals": tuple(name for name in TASKS if name.startswith("rivals-")),  # of one text
     "all": (*TASKS, FIDELITY),
 }
 
@@ -66,7 +68,7 @@ def choose(names: Iterable[str]) -> tuple[str, ...]:
 
 def reading_of(task: str) -> str:
     """A name of how the texts of a task are read: tasks of the same name can ask after one reading."""
-    return "grid" if task in GROUPS["grid"] else task
+    return "rivals" if task in GROUPS["rivals"] else task
 
 
 def text_of(task: str) -> str:

@@ -230,8 +230,8 @@ typedef struct h2og_span { int32_t first, end; } h2og_span;  // positions, end n
 // withdraws it.  Of each group on its own.
 // alike: whose heads exchange the same positions, for policies that evict so.  With H2OG_ALIKE_MODEL no layer knows what to fetch
 // before all have asked: the batch only asks, and counts neither for scores nor for observers.  Roll it back then, exchange with
-// h2og_recall_asked(), and decode it again; or first let it ask once more, since upper layers ask otherwise after a recall: all that
-// is then one recall.
+// h2og_recall_asked(), and decode it again; or first let it ask once more, since upper layers ask otherwise after a recall.  What
+// came the first time is an entry like others then: sparing it as well was measured, and finds less.
 enum { H2OG_ALIKE_HEAD = 0, H2OG_ALIKE_LAYER = 1, H2OG_ALIKE_MODEL = 2 };
 H2OG_API int32_t h2og_recall_next(h2og_cache * cache, int32_t seq, const h2og_span * keep, int32_t n_keep, int32_t n_most, int32_t n_asked,
                                   int32_t alike);

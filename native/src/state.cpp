@@ -159,9 +159,8 @@ void h2og_state::set_attic(const h2og_attic_params & wanted) {
 void h2og_state::begin_recalls() {
     std::swap(recalls, next_recalls);
     for (int32_t s = 0; s < n_stream; ++s) {
-        const bool asks_again = next_recalls[s] != nullptr && next_recalls[s]->only_asks();
         next_recalls[s].reset();
-        if (recalls[s] != nullptr && !asks_again) {  // what the recall before fetched back is as any other entry now
+        if (recalls[s] != nullptr) {
             std::fill_n(recalled.begin() + index(s, 0, 0), index(1, 0, 0), uint8_t(0));
         }
     }

@@ -112,7 +112,7 @@ def test_one_reading_answers_as_a_reading_of_its_own(evaluator: Evaluator) -> No
 @pytest.mark.parametrize("mode", ["bounded", "one-shot"])
 def test_several_questions_and_an_attic_share_a_reading(evaluator: Evaluator, mode: Any) -> None:
     """Each answer is what a reading of its own gives, also of a policy that remembers."""
-    tasks = ["grid-000", "grid-050", "grid-100"]
+    tasks = ["rivals-000", "rivals-050", "rivals-100"]
     cells = plan(with_attics([Variant("h2o+")]), [0.25], tasks, [400], n_samples=1, n_batch=32, mode=mode)
     batch = [cell for cell in cells if not cell.variant.is_full]
     assert len(batches(batch)) == 1

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from engine_fakes import FakeAttic, FakeCache, FakeContext, Greedy, evicting, logits_are_right, take
 
-from h2o_gguf.attic import LAST, N_ASKED, N_TURN, Attic, AtticOptions
+from h2o_gguf.attic import LAST, N_TURN, Attic, AtticOptions
 from h2o_gguf.engine import Engine
 from h2o_gguf.errors import OptionError
 from h2o_gguf.policies import LayerBudgets, Policy, make
@@ -180,11 +180,15 @@ def test_sinks_pins_and_window_stay_and_no_more_comes_back_than_can_stay() -> No
     assert group.told[-1] == {
         "keep": [(0, 4), (0, 10), (200, 220), (470, LAST)],
         "n_most": 100 - 4 - 30 - 6 - 20,  # of the first pin, four are sinks
-        "n_asked": N_ASKED,
+        "n_asked": 8,
         "alike": "head",
     }
     attic.recall_next(500, [(100, 190)])
     assert group.told[-1]["n_most"] == 0
+    for budget, n_asked in ((134, 9), (300, 16), (3000, 16)):  # 100 come with 9 queries, 11 with each
+        group = Group((0, 1))
+        attic_of(make("h2o", budget, n_sink=4, n_recent=30), group).recall_next(500, [])
+        assert group.told[-1]["n_asked"] == n_asked
 
 
 def test_each_group_has_the_numbers_of_its_own_budget_and_its_share_of_the_bytes() -> None:

@@ -70,20 +70,21 @@ def test_seeds_repeat_and_differ(task: str) -> None:
     assert made(task, index=1).checks != first.checks
 
 
+@pytest.mark.parametrize("group", ["grid", "rivals"])
 @pytest.mark.parametrize("depth", [0, 25, 50, 75, 100])
-def test_a_needle_of_the_grid_lies_at_its_depth(depth: int) -> None:
-    sample = made(f"grid-{depth:03}", 4100)
+def test_a_needle_lies_at_its_depth(group: str, depth: int) -> None:
+    sample = made(f"{group}-{depth:03}", 4100)
     body = sample.context.split("\n", 1)[1]
     before, after = body.split(f"is: {sample.checks[0].text}.")
     assert len(before) / (len(before) + len(after)) == pytest.approx(depth / 100, abs=0.04)
 
 
-def test_the_needles_of_a_grid_lie_in_one_text_and_are_asked_for_one_by_one() -> None:
-    samples = make_samples("grid-050", 1500, 0, 0, Haystack(TEXT), PROMPTER.count)
-    assert tuple(samples) == GROUPS["grid"]
+def test_rivals_lie_in_one_text_and_are_asked_for_one_by_one() -> None:
+    samples = make_samples("rivals-050", 1500, 0, 0, Haystack(TEXT), PROMPTER.count)
+    assert tuple(samples) == GROUPS["rivals"]
     assert len({sample.context for sample in samples.values()}) == 1
     assert len({sample.question for sample in samples.values()}) == len(samples)
-    assert samples == make_samples("grid-100", 1500, 0, 0, Haystack(TEXT), PROMPTER.count)
+    assert samples == make_samples("rivals-100", 1500, 0, 0, Haystack(TEXT), PROMPTER.count)
 
 
 def test_a_pinned_system_prompt_is_that_of_the_same_chat() -> None:
