@@ -34,11 +34,16 @@ def attach(ctx_address: int, policy: Policy, sizes: Sizes, attention: str) -> Na
 
 
 def open_attic(
-    cache: NativeCache | None, policy: Policy | None, options: AtticOptions, weight_bytes: int
+    cache: NativeCache | None,
+    policy: Policy | None,
+    options: AtticOptions,
+    weight_bytes: int,
+    *,
+    can_take_back: bool = True,
 ) -> Attic | None:
     """Return the attic of an attached cache; None where there is none to be.
 
-    weight_bytes : of the model.
+    weight_bytes : of the model. can_take_back : whether its newest tokens can be forgotten.
 
     Raises: OptionError, it is to keep what is never evicted, or the limit, type or folder does not fit.
     """
@@ -50,4 +55,13 @@ def open_attic(
             "attic",
             "policy",
         )
-    return Attic(cache.groups, policy, options, weight_bytes)
+    attic = Attic(cache.groups, policy, options, weight_bytes)
+    if attic.n_asking and not can_take_back:
+        raise OptionError(
+            f"{policy.name} evicts the same positions from all layers (granularity 'token'); with an attic a "
+            "question is read, forgotten and read again, and this model's recurrent state cannot forget: "
+            "take granularity 'head' or 'layer', or no attic",
+            "attic",
+            "granularity",
+        )
+    return attic

@@ -118,10 +118,13 @@ class Attic:
         """
         return N_ASKING if granularity_of(self.policy) == "token" else 0
 
-    def exchange_asked(self) -> None:
-        """Exchange what the batch asked for that was rolled back."""
+    def exchange_asked(self, *, is_counted: bool = True) -> None:
+        """Exchange what the batch asked for that was rolled back.  is_counted : as recalled by the turn."""
+        n_before = self._total("n_recalled")
         for group in self._groups:
             group.attic.recall_asked()
+        if not is_counted:
+            self._n_recalled += self._total("n_recalled") - n_before
 
     def interval(self) -> int:
         """Generated tokens between two recalls now; 0: none recalls.

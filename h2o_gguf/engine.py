@@ -176,6 +176,7 @@ class Engine(Decoder):
             raise OptionError("nothing can be recalled without an attic: give attic='ram'", "attic")
         n = min(n_tokens, self.n_past - self.cache.rollback_min())
         again = self.tokens[self.n_past - n :] if n > 0 else []
+        self.context.vocab.check(again)  # parts of an image cannot be read again
         if not again or not self.rollback(self.n_past - n):
             raise OptionError("the newest token cannot be read again here, so nothing can be recalled")
         self.prefill(again, recall=True)

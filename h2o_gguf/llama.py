@@ -300,7 +300,13 @@ class H2OLlama(LowLevel, Completions, Sessions, high.Llama):  # type: ignore[mis
             n_ctx = UNBOUNDED if sizes.can_renumber else sizes.n_pos_max
         context = Context(self._ctx.ctx, self._model.model)
         weights = int(C.llama_model_size(self._model.model))
-        attic = open_attic(cache, sizes.policy, attic_options, weights)
+        attic = open_attic(
+            cache,
+            sizes.policy,
+            attic_options,
+            weights,
+            can_take_back=not (self._is_recurrent or self._is_hybrid),
+        )
         self._engine = Engine(
             context, None, sizes.policy, n_ctx=n_ctx, cache=cache, kv_bytes=kv_bytes, attic=attic
         )

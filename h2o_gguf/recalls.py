@@ -49,7 +49,7 @@ class Recalls:
     def exchange_asked(self, n_past: int, pins: Sequence[tuple[int, int]], *, asks_again: bool) -> None:
         """Exchange what the batch at n_past asked for before it was rolled back."""
         if self.attic is not None:
-            self.attic.exchange_asked()
+            self.attic.exchange_asked(is_counted=not asks_again)
             if asks_again:
                 self.attic.recall_next(n_past, pins)
 

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-import io
-import zipfile
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 __all__ = ["SavedTraces", "pack", "unpack"]
+
+
+class Header(NamedTuple):
+    """Of one group: its layers, and how its bytes are to be read."""
+
+    layers: list[int]
+    n_seen: int
+    shape: list[int]  # of the numbers
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,7 +29,7 @@ class SavedTraces:
     pos : int32[n_layer, n_head_kv, n], of the entries held, -1 for none.
     numbers : float32[n_trace, n_layer, n_head_kv, n], theirs.
 
-    Raises: ValueError, the shapes do not belong together.
+    Raises: ValueError, the shapes do not belong together, or a number is not finite.
     """
 
     layers: tuple[int, ...]
@@ -35,31 +43,32 @@ class SavedTraces:
             raise ValueError(
                 f"traces of {self.numbers.shape} for {self.pos.shape} entries of {len(self.layers)} layers"
             )
+        if not np.isfinite(self.numbers).all():
+            raise ValueError("traces that are no finite numbers")
 
 
-def pack(groups: Sequence[SavedTraces]) -> bytes:
-    """The groups as bytes."""
-    out = io.BytesIO()
-    arrays = {
-        f"{name}{i}": np.asarray(value) for i, each in enumerate(groups) for name, value in vars(each).items()
-    }
-    np.savez(out, allow_pickle=False, **arrays)
-    return out.getvalue()
+def pack(groups: Sequence[SavedTraces]) -> tuple[list[Header], bytes]:
+    """The groups as plain headers and bytes."""
+    headers = [Header(list(g.layers), g.n_seen, list(g.numbers.shape)) for g in groups]
+    return headers, b"".join(
+        g.pos.astype("<i4").tobytes() + g.numbers.astype("<f4").tobytes() for g in groups
+    )
 
 
-def unpack(data: bytes) -> tuple[SavedTraces, ...]:
-    """What `pack` was given.  Raises: ValueError, it is something else."""
-    try:
-        with np.load(io.BytesIO(data), allow_pickle=False) as file:
-            n = len(file.files) // len(SavedTraces.__annotations__)
-            return tuple(
-                SavedTraces(
-                    tuple(int(layer) for layer in file[f"layers{i}"]),
-                    int(file[f"n_seen{i}"]),
-                    file[f"pos{i}"].astype(np.int32),
-                    file[f"numbers{i}"].astype(np.float32),
-                )
-                for i in range(n)
-            )
-    except (OSError, EOFError, LookupError, TypeError, zipfile.BadZipFile) as error:
-        raise ValueError(f"traces cannot be read: {error}") from error
+def unpack(headers: Sequence[Sequence[Any]], data: bytes) -> tuple[SavedTraces, ...]:
+    """What `pack` was given.  Raises: ValueError, TypeError, OverflowError: it is something else."""
+    found, at = [], 0
+    for layers, n_seen, shape in headers:
+        n_trace, *of_pos = (int(n) for n in shape)
+        n = math.prod(of_pos)
+        if min(n_trace, *of_pos) < 0 or at + 4 * n * (1 + n_trace) > len(data):
+            raise ValueError(f"traces of {shape} in {len(data) - at} bytes")
+        pos = np.frombuffer(data, "<i4", n, at).astype(np.int32).reshape(of_pos)
+        numbers = np.frombuffer(data, "<f4", n * n_trace, at + 4 * n).astype(np.float32)
+        found.append(
+            SavedTraces(tuple(map(int, layers)), int(n_seen), pos, numbers.reshape(n_trace, *of_pos))
+        )
+        at += 4 * n * (1 + n_trace)
+    if at != len(data):
+        raise ValueError(f"{len(data) - at} bytes behind the traces")
+    return tuple(found)

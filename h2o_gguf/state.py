@@ -54,8 +54,10 @@ class Session:
 
     def to_bytes(self) -> bytes:
         """The session as a file."""
+        headers, traces = pack(self.traces)
         books = {
             "policy": self.policy,
+            "traces": headers,
             "pins": self.pins,
             "granularity": self.granularity,
             "n_evicted": self.n_evicted,
@@ -66,7 +68,7 @@ class Session:
             self.logits.astype("<f4").tobytes(),
             self.memory,
             self.cache,
-            pack(self.traces),
+            traces,
         ]
         body = b"".join(piece for part in parts for piece in (SIZE.pack(len(part)), part))
         return HEAD.pack(MAGIC, FORMAT, HEAD.size + len(body), hashlib.sha256(body).digest()) + body
@@ -87,9 +89,9 @@ class Session:
                 logits=np.frombuffer(parts[2], "<f4").astype(np.float32),
                 memory=bytes(parts[3]),
                 cache=bytes(parts[4]),
-                traces=unpack(bytes(parts[5])),
+                traces=unpack(books["traces"], bytes(parts[5])),
             )
-        except (ValueError, TypeError, LookupError) as error:
+        except (ValueError, TypeError, LookupError, OverflowError, RecursionError) as error:
             raise _unreadable(str(error)) from error
 
 

@@ -24,14 +24,23 @@ def taken_back(engine: Engine, n_tokens: int) -> Iterator[None]:
     copied first, but where nothing will be evicted, or the copy is large for so few tokens or for the memory.
     Without one the sequence may be left as it is, and sync() reads all of it again.
     """
-    n_before = engine.n_past
+    n_before, was = engine.n_past, _moved(engine)
     copy = save_session(engine, {}) if _is_worth_a_copy(engine, n_tokens) else None
     try:
         yield
     except BaseException:
-        if not engine.rollback(n_before) and copy is not None:
+        is_as_before = _moved(engine) == was and engine.rollback(n_before)
+        if not is_as_before and copy is not None:
             _put_back(engine, copy)
+        elif not is_as_before:
+            engine.rollback(n_before)
         raise
+
+
+def _moved(engine: Engine) -> tuple[int, float]:
+    """What changes where entries leave the cache or come back."""
+    report = engine.report()
+    return report.evicted, report.attic.recalled if report.attic is not None else 0.0
 
 
 def _is_worth_a_copy(engine: Engine, n_tokens: int) -> bool:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from report import arguments, environment, model_file, progress, save, table
 
+from h2o_gguf.errors import H2OError
 from h2o_gguf.evaluation.cells import plan
 from h2o_gguf.evaluation.evaluator import Evaluator
 from h2o_gguf.evaluation.opening import ModelFile
@@ -20,7 +21,7 @@ from h2o_gguf.evaluation.runner import n_tokens_left, run
 from h2o_gguf.evaluation.statistics import Interval
 from h2o_gguf.evaluation.store import Store, default_folder
 from h2o_gguf.evaluation.summary import ALL, Row, summarize
-from h2o_gguf.evaluation.tasks import choose
+from h2o_gguf.evaluation.tasks import FIDELITY, choose
 from h2o_gguf.evaluation.variants import FULL, Variant
 
 
@@ -30,7 +31,7 @@ def main() -> None:
     parser.add_argument("--task", nargs="+", default=["grid"])
     parser.add_argument("--length", type=int, default=1024)
     parser.add_argument("--kept", type=float, nargs="+", default=[0.1], help="shares of it, or entries")
-    parser.add_argument("-n", type=int, default=10, help="samples of a task")
+    parser.add_argument("-n", type=int, default=10, help="samples of a task, 1 or more")
     parser.add_argument("--policy", nargs="*", default=["h2o+"], help="without an attic")
     parser.add_argument("--attic", nargs="*", default=["h2o+"], help="policies with one")
     parser.add_argument("--mode", choices=["bounded", "one-shot"], default="bounded")
@@ -38,9 +39,20 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=0, help="0: the physical cores")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
+    if args.n < 1:
+        parser.error(f"-n is {args.n}: it must be 1 or more")
+    if not all(0 < kept < 1 or kept == kept // 1 >= 1 for kept in args.kept):
+        parser.error(f"--kept is {args.kept}: it must be shares below 1, or whole entries")
+    try:
+        measure(args)
+    except H2OError as error:
+        parser.error(str(error))
+
+
+def measure(args: argparse.Namespace) -> None:
     model = model_file(args.model)
     variants = [*map(Variant, args.policy), *(Variant(name, attic=True) for name in args.attic)]
-    tasks = choose(args.task)
+    tasks = tuple(task for task in choose(args.task) if task != FIDELITY)
     cells = plan(
         variants, [kept if kept < 1 else int(kept) for kept in args.kept], tasks, [args.length],
         n_samples=args.n, seed=args.seed, mode=args.mode,

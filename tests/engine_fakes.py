@@ -183,7 +183,7 @@ class FakeAttic:
         self.asked.append(n_past)
         self.pins.append(tuple(pins))
 
-    def exchange_asked(self) -> None:
+    def exchange_asked(self, *, is_counted: bool) -> None:
         self.exchanged.append(len(self.context.seen))
 
     n_bytes: int = 0

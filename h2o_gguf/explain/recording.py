@@ -92,14 +92,14 @@ class Recording:
         start = view.n_past - n_tokens
         if not self._makes_room(view.n_past):
             return
-        cells = np.nonzero(np.zeros(view.shape, np.bool_) if view.recalled is None else view.recalled)
-        place = (cells[0], cells[1], view.pos[cells])
-        n_total = self._engine.cache.attic.info().n_recalled
-        self._forget_recalls(n_total - len(cells[0]), start)
-        gone = self._left[place]
-        gaps = np.stack([*place, gone, np.full_like(gone, start)], axis=-1).astype(np.int32)
-        left = self._left[..., : view.n_past]
         is_held = _held(view.pos, view.n_past)
+        n_total = self._engine.cache.attic.info().n_recalled
+        n_back = 0 if view.recalled is None else np.count_nonzero(view.recalled)
+        self._forget_recalls(n_total - n_back, start)
+        left = self._left[..., : view.n_past]
+        place = np.nonzero(is_held & (left != HELD))
+        gone = left[place]
+        gaps = np.stack([*place, gone, np.full_like(gone, start)], axis=-1).astype(np.int32)
         exchanged = np.argwhere(~is_held & (left == HELD)).astype(np.int32)
         left[tuple(exchanged.T)] = start
         left[is_held] = HELD

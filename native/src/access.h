@@ -5,6 +5,7 @@
 #include "llama-kv-cache.h"
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 struct h2og_access {
@@ -42,5 +43,6 @@ struct h2og_access {
     static llama_cparams &         cparams(llama_context & c) { return c.cparams; }
     static std::shared_ptr<void> & anchor (llama_context & c) { return c.h2og_anchor; }
     static const auto &            backends(const llama_context & c) { return c.backends; }
+    static auto abort_callback(const llama_context & c) { return std::make_pair(c.abort_callback, c.abort_callback_data); }
     static void                    reserve_again(llama_context & c) { c.sched_need_reserve = true; }
 };

@@ -186,6 +186,7 @@ void h2og_state::evict(int32_t s, const int32_t * victims, int32_t n) {
 }
 
 void h2og_state::move_rows(const Layer & layer, int32_t s, const std::vector<Move> & moves) const {
+    const Uninterrupted until_all_are_moved(*ctx);
     for (const bool is_v : { false, true }) {
         const RowLayout rows = rows_of(layer, is_v);
         if (rows.tensor == nullptr) {

@@ -197,6 +197,7 @@ void h2og_state::rebase(int32_t s) {
         group->require_rotations();
         n_used = std::max(n_used, group->streams[s].n_used);
     }
+    const Uninterrupted until_all_are_turned(*ctx);
     for (h2og_state * group : groups) {
         group->turn_entries(s, n_used - group->streams[s].n_used);
     }

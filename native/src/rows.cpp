@@ -169,6 +169,12 @@ void read_rows(const RowLayout & rows, int32_t stream, const std::vector<int32_t
     }
 }
 
+Uninterrupted::Uninterrupted(llama_context & ctx) : ctx(ctx), callback(h2og_access::abort_callback(ctx)) {
+    ctx.set_abort_callback(nullptr, nullptr);
+}
+
+Uninterrupted::~Uninterrupted() { ctx.set_abort_callback(callback.first, callback.second); }
+
 ggml_backend_t backend_of(const llama_context & ctx, const ggml_tensor * tensor) {
     auto * buft = ggml_backend_buffer_get_type(tensor->buffer);
     ggml_backend_t host = nullptr;

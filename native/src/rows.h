@@ -5,6 +5,7 @@
 #include "ggml.h"
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 struct llama_context;
@@ -46,6 +47,20 @@ Hadamard hadamard_of(const llama_kv_cache & cache, bool is_v);
 
 // n elements of one type as another has them.
 void convert_row(ggml_type from, const void * src, ggml_type to, void * dst, int64_t n);
+
+// While it lives, no graph of the context is aborted: one that changes the cache would leave half of it changed.
+class Uninterrupted {
+public:
+    explicit Uninterrupted(llama_context & ctx);
+    ~Uninterrupted();
+
+    Uninterrupted(const Uninterrupted &) = delete;
+    Uninterrupted & operator=(const Uninterrupted &) = delete;
+
+private:
+    llama_context & ctx;
+    const std::pair<ggml_abort_callback, void *> callback;
+};
 
 // The backend of ctx that computes on this tensor's buffer.
 ggml_backend_t backend_of(const llama_context & ctx, const ggml_tensor * tensor);

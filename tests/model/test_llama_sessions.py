@@ -275,8 +275,11 @@ def test_a_session_of_another_format_names_both(small: Any) -> None:
         small.load_state(bytes(data))
 
 
-@pytest.mark.parametrize("name", ["facts", "pins", "granularity", "n_evicted"])
-@pytest.mark.parametrize("value", [None, 3, "x", [[1]], ["ab"], {"a": 1}, float("nan")])
+@pytest.mark.parametrize("name", ["facts", "traces", "pins", "granularity", "n_evicted"])
+@pytest.mark.parametrize(
+    "value",
+    [None, 3, "x", [[1]], ["ab"], {"a": 1}, float("nan"), float("inf"), [[[0], 0, [1, 1, 1, 1 << 50]]]],
+)
 def test_books_of_the_wrong_type_are_refused(small: Any, name: str, value: Any) -> None:
     books, *rest = parts_of(small.save_state().llama_state)
     for wrong in ({**json.loads(books), name: value}, value):

@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from harness import random_tokens, require_runtime
 from tiny_models import build
 
+from h2o_gguf.errors import OptionError
+from h2o_gguf.explain.recording import Recording
 from h2o_gguf.policies import names
 
 BUDGET = 96
@@ -85,3 +88,29 @@ def test_with_one_list_for_all_layers_all_recall_the_same(name: str, model: Path
             assert engine.tokens == tokens[:n]
         list(engine.generate(Drawing(), max_tokens=40))
         assert engine.report().used == BUDGET
+
+
+@pytest.mark.parametrize("arch", ["jamba", "lfm2"])
+def test_a_model_that_cannot_forget_a_question_has_no_attic_for_one_list(arch: str, tmp_path: Path) -> None:
+    path = build(arch, tmp_path / "m.gguf")
+    with pytest.raises(OptionError, match="recurrent state cannot forget"):
+        opened(path, "h2o", granularity="token")
+    opened(path, "h2o", granularity="layer").close()
+
+
+@pytest.mark.parametrize("granularity", ["head", "layer", "token"])
+def test_a_recording_knows_what_was_held_behind_every_recall(granularity: str, model: Path) -> None:
+    with opened(model, "h2o+", granularity=granularity) as llm:
+        engine = llm.engine
+        recording = Recording(engine)
+        tokens = random_tokens(300)
+        held = {}
+        for end in range(60, 301, 60):
+            engine.prefill(tokens[end - 60 : end], recall=True)
+            pos = engine.view().pos
+            held[end] = {(i, h, int(p)) for i, h in np.ndindex(pos.shape[:2]) for p in pos[i, h] if p >= 0}
+        history = recording.history()
+        for n, expected in held.items():
+            assert set(map(tuple, np.argwhere(history.held(n)).tolist())) == expected
+        assert len(history.recalls) == 3 and len(history.gaps) > 0
+        assert (history.gaps[:, 3] <= history.gaps[:, 4]).all() and (history.leaves(100) >= 0).all()

@@ -144,6 +144,7 @@ class Group:
     told: list[dict[str, Any]] = field(default_factory=list)
     n_entry: int = 0
     n_recalled: int = 0
+    n_back: int = 0  # what comes back each time
     n_dropped: int = 0
 
     @property
@@ -167,6 +168,7 @@ class Group:
 
     def recall_asked(self) -> None:
         self.told.append({"asked": True})
+        self.n_recalled += self.n_back
 
 
 def attic_of(policy: Policy, *groups: Group, **options: Any) -> Attic:
@@ -239,6 +241,11 @@ def test_heads_that_evict_alike_recall_alike(granularity: str, alike: str) -> No
     assert first.told[-1]["alike"] == second.told[-1]["alike"] == alike
     assert attic.n_asking == (2 if alike == "model" else 0)
     attic.exchange_asked()
+    attic.begin_turn()
+    for is_counted, n_recalled in ((False, 0.0), (True, 10.0)):
+        first.n_back = 80  # in 4 heads of 8
+        attic.exchange_asked(is_counted=is_counted)
+        assert attic.report().recalled == n_recalled
     assert first.told[-1] == second.told[-1] == {"asked": True}
 
 

@@ -51,6 +51,17 @@ def interrupted(e: Engine, tokens: list[int], n_read: int) -> None:
         raise KeyboardInterrupt
 
 
+def test_what_was_evicted_meanwhile_comes_back_though_positions_could_be_rolled_back(
+    copies: list[Session],
+) -> None:
+    e, context, cache, _ = with_history()
+    n_evicted = cache.n_evicted
+    cache.rollback_min = lambda: 0  # type: ignore[method-assign]
+    interrupted(e, MESSAGE, 64)
+    assert e.tokens == context.seen == HISTORY
+    assert len(copies) == 1 and cache.n_evicted == n_evicted > 0
+
+
 def test_a_copy_is_put_back_where_a_rollback_is_not_exact(copies: list[Session]) -> None:
     e, context, cache, _ = with_history()
     n_evicted = cache.n_evicted
