@@ -124,7 +124,7 @@ class Completions:
         if chat is not None:
             tokens = one_bos(tokens, vocab)
         if len(tokens) >= engine.n_ctx:
-            raise ContextOverflowError(len(tokens), engine.n_ctx)
+            raise ContextOverflowError(len(tokens), engine.n_ctx, evicts=engine.policy is not None)
         if max_tokens is None or max_tokens <= 0:
             max_tokens = None if engine.n_ctx <= engine.context.n_ctx_train else engine.context.n_ctx_train
         prompt_text = prompt if isinstance(prompt, str) else self._text_of(tokens)

@@ -54,7 +54,7 @@ class Engine(Decoder):
         match = align(self.tokens, prompt, self.context.vocab.text_piece)
         n_total = match.n_cached + len(prompt) - match.n_prompt
         if n_total >= self.n_ctx:
-            raise ContextOverflowError(n_total, self.n_ctx)
+            raise ContextOverflowError(n_total, self.n_ctx, evicts=self.policy is not None)
         kept, rest = match.n_cached, prompt[match.n_prompt :]
         marked = self._mark is not None and self._mark[0] == kept
         if not rest and not marked and (kept < self.n_past or self._logits is None):
@@ -91,7 +91,8 @@ class Engine(Decoder):
         self.context.vocab.check(todo)
         self._settle()
         if self.n_past + len(todo) > self.n_ctx:
-            raise ContextOverflowError(self.n_past + len(todo), self.n_ctx)
+            n_total = self.n_past + len(todo)
+            raise ContextOverflowError(n_total, self.n_ctx, evicts=self.policy is not None)
         try:
             for start, end in self._batches(len(todo), recall) if todo else ():
                 if cancel is not None and cancel.cancelled:

@@ -55,7 +55,7 @@ def _rebuild(cls: type[H2OError], args: tuple[Any, ...], facts: dict[str, Any]) 
 
 
 class ContextOverflowError(H2OError, ValueError):
-    """The prompt is longer than the context and nothing may be evicted.
+    """The prompt is longer than the context and nothing may be evicted, or the model's positions end there.
 
     n_prompt_tokens, n_ctx : tokens. http_status, http_type : for servers.
     """
@@ -64,12 +64,17 @@ class ContextOverflowError(H2OError, ValueError):
     http_status: ClassVar[int] = 400
     http_type: ClassVar[str] = "exceed_context_size_error"
 
-    def __init__(self, n_prompt_tokens: int, n_ctx: int, hint: str | None = None) -> None:
-        hint = hint or "shorten it, raise n_ctx, or choose a policy that evicts (such as 'h2o+')"
-        super().__init__(
-            f"the prompt has {n_prompt_tokens} tokens, the context holds {n_ctx} "
-            f"and nothing may be evicted: {hint}"
-        )
+    def __init__(
+        self, n_prompt_tokens: int, n_ctx: int, hint: str | None = None, *, evicts: bool = False
+    ) -> None:
+        """evicts : there is room, but no position: the model has learned n_ctx of them, and no more."""
+        if evicts:
+            hint = hint or "shorten it, or begin a new sequence"
+            text = f"the model's positions end at {n_ctx} and cannot be renumbered: {hint}"
+        else:
+            hint = hint or "shorten it, raise n_ctx, or choose a policy that evicts (such as 'h2o+')"
+            text = f"the context holds {n_ctx} and nothing may be evicted: {hint}"
+        super().__init__(f"the prompt has {n_prompt_tokens} tokens, {text}")
         self.n_prompt_tokens = n_prompt_tokens
         self.n_ctx = n_ctx
 

@@ -69,16 +69,18 @@ def answer_bounded(llm: H2OLlama, asked: Sequence[Asked]) -> Iterator[tuple[Cell
         first = group[0]
         engine.reset()
         engine.recalls.is_on = first.cell.variant.attic
-        engine.pins = pins_of(first.cell.variant.make(first.cell.budget), first.prompt)
+        engine.pins = pins_of(engine.policy, first.prompt)
         tokens = first.prompt.context if is_hidden else (*first.prompt.context, *first.prompt.question)
         context_s = read_blocks(engine, tokens, first.cell.n_batch, recall=not is_hidden)
         for each in from_one_reading(engine, group):
             yield each.cell, finish(llm, each, context_s)
 
 
-def pins_of(policy: Policy, prompt: Prompt) -> list[tuple[int, int]]:
+def pins_of(policy: Policy | None, prompt: Prompt) -> list[tuple[int, int]]:
     """The prompt's pin, as much of it as fits into the policy's budgets."""
     start, end = prompt.pin
+    if policy is None:
+        return []
     for part in policy.parts.values() if isinstance(policy, LayerBudgets) else [policy]:
         n_room = part.budget - part.n_sink - part.n_recent
         end = min(end, max(start, part.n_sink) + n_room)

@@ -122,12 +122,14 @@ def recommend(results: Sequence[Result], fidelity: Sequence[Reading], tolerance:
         left = "they do not count" if len(low) < len(tasks) else "so only perplexity counts"
         reasons.append(f"The full cache itself scores below 80 % in {names}: {left}.")
     if not fitting:
-        if real:
-            best = min(real, key=lambda c: c.worst)
+        if measured := [c for c in real if c.losses]:
+            best = min(measured, key=lambda c: c.worst)
             reasons.append(
                 f"No policy stays within {tolerance:.1%} at the budgets measured. The least loss is that of "
                 f"{best.variant.name} with {show_kept(best)}: {show_losses(best)}."
             )
+        elif real:
+            reasons.append("So nothing here tells one cache from another: take other tasks, or fidelity.")
         return Recommendation(None, False, tolerance, tuple(reasons), tuple(found))
     smallest = min(c.kept_bytes for c in fitting)
     choice = min((c for c in fitting if c.kept_bytes <= smallest * SAME_SIZE), key=lambda c: c.worst)

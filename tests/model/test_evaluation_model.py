@@ -100,6 +100,13 @@ def test_kept_bytes_of_budgets_by_layer_are_those_of_each_layer(evaluator: Evalu
     assert outcome.n_kept == 75
 
 
+def test_pins_fit_the_smallest_budget_of_a_split(evaluator: Evaluator) -> None:
+    variants = [Variant("h2o+", layers="pyramid:2")]
+    cells = plan(variants, [0.15], ["instructions-pinned"], [LENGTH], n_samples=1, n_batch=32)
+    ((_, outcome),) = evaluator.answer([cell for cell in cells if cell.variant.layers])
+    assert outcome.n_kept == 45
+
+
 def test_one_reading_answers_as_a_reading_of_its_own(evaluator: Evaluator) -> None:
     """What was restored and evicted is what would have been read and evicted."""
     cells = [cell for cell in cells_of("one-shot") if cell.variant.policy in (FULL, "h2o+")]

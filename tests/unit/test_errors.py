@@ -52,6 +52,7 @@ def test_error_survives_copy_and_pickle_with_its_numbers(name: str, duplicate: o
 
 
 def test_overflow_names_both_numbers_and_the_http_answer() -> None:
+    assert "may be evicted" not in str(errors.ContextOverflowError(300, 256, evicts=True))
     error = errors.ContextOverflowError(300, 256)
     assert "300" in str(error)
     assert "256" in str(error)

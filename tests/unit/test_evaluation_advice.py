@@ -139,6 +139,12 @@ def test_without_a_budget_that_holds_the_full_cache_stays() -> None:
     assert "10.0 (10.0 to 10.0) points" in advice.reasons[0] and "50%" in advice.reasons[0]
 
 
+def test_where_the_full_cache_fails_everything_no_loss_is_named() -> None:
+    advice = recommend([*results(FULL, 1.0, [0.5] * 4), *results("h2o+", 0.25, [0.5] * 4)], [], 0.01)
+    text = " ".join(advice.reasons)
+    assert advice.choice is None and "take other tasks" in text and "least loss" not in text
+
+
 def test_what_the_full_cache_fails_proves_nothing() -> None:
     measured = [*results(FULL, 1.0, [0.0] * 4), *results("h2o+", 0.25, [0.0] * 4)]
     advice = recommend(measured, [], 0.01)
