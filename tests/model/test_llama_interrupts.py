@@ -22,6 +22,7 @@ class Press(logging.Handler):
             self.pressed = True
             signal.raise_signal(signal.SIGINT)
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 log = logging.getLogger("h2o_gguf.native")
 log.setLevel(logging.DEBUG)
 log.addHandler(Press())
