@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import ctypes
 import importlib
@@ -28,6 +29,8 @@ logging.getLogger("h2o_gguf").addHandler(logging.NullHandler())  # quiet unless 
 LEVELS = {1: logging.DEBUG, 2: logging.INFO, 3: logging.WARNING, 4: logging.ERROR}  # of ggml_log_level
 # No errors: the caller asked for it.
 CANCELLED = ("compute_async failed with error 1", "compute status: 1", "failed to decode, ret = 2")
+
+AGAIN_S = 0.01  # until a Ctrl-C that came in a log line is pressed again
 
 _ABORT_CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
 _abort_callback: Any = None  # lives as long as native code may call it
@@ -73,6 +76,13 @@ def native_log() -> Iterator[NativeLog]:
 
 @C.llama_log_callback  # type: ignore[untyped-decorator]
 def _on_line(level: int, text: bytes | None, user_data: int | None) -> None:
+    try:
+        _note_line(level, text, user_data)
+    except KeyboardInterrupt:  # nothing passes through native code: it is pressed again behind it
+        threading.Timer(AGAIN_S, _thread.interrupt_main).start()
+
+
+def _note_line(level: int, text: bytes | None, user_data: int | None) -> None:
     global _last_level
     if logging.NOTSET < high._logger.logger.level <= logging.DEBUG:  # someone asked for verbose=True
         high._logger.llama_log_callback(level, text, user_data)

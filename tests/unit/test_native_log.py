@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -45,3 +47,22 @@ C.llama_model_free(C.llama_model_load_from_file({str(path)!r}.encode(), C.llama_
     )
     assert done.stdout == ""
     assert ("general.architecture" in done.stderr) == is_heard and bool(done.stderr) == is_heard
+
+
+def test_ctrl_c_in_a_line_that_is_logged_comes_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ctypes swallows what is raised in a callback."""
+    require_runtime()
+    from h2o_gguf import native
+
+    class Press(NativeLog):
+        def add(self, level: int, line: str) -> None:
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    monkeypatch.setattr(native, "_listeners", [Press()])
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            native._on_line(WARN, b"a line", None)
+            time.sleep(5)
+    finally:
+        signal.signal(signal.SIGINT, before)
