@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["AtticInfo", "NativeAttic"]
 
-Alike = Literal["head", "layer", "model"]
-ALIKE: dict[Alike, int] = {"head": 0, "layer": 1, "model": 2}
+Alike = Literal["head", "layer", "token"]
+ALIKE: dict[Alike, int] = {"head": 0, "layer": 1, "token": 2}  # H2OG_ALIKE_*
 OWN_TYPE = -1
 NO_LIMIT = 2**31 - 1
 
@@ -90,8 +90,9 @@ class NativeAttic:
         """Let the queries of the next batch fetch back what they attend to, before each layer attends.
 
         keep : spans of positions whose entries stay in the cache. n_most : entries of each KV head that are
-        exchanged. n_asked : of the batch's tokens, the newest that count. alike : whose heads exchange the
-        same positions. For "model" the batch only asks: roll it back, call recall_asked, and decode it again.
+        exchanged. n_asked : of the batch's tokens, the newest that count. alike : who exchanges the same
+        positions, as granularity has it. For "token" the batch only asks: roll it back, call recall_asked, and
+        decode it again.
 
         Raises: OptionError, the attic is not open, or a number is negative.
         """

@@ -18,12 +18,11 @@ Place = Literal["ram", "disk", "off"]
 LIMIT = 1 << 30
 OWN_TYPE = -1
 N_TURN = 32  # the newest tokens of a turn, which see what was recalled
-N_ASKING = 2
+N_ASKING = 2  # times that a batch asks where all layers recall the same
 N_ASKED, N_ASKED_MOST = 8, 16  # the newest of them, whose queries are held against the attic
 N_TOGETHER = 11  # entries that come with what one query asks for
 COST = 0.1
 LAST = 2**31 - 1  # beyond every position
-ALIKE = {"head": "head", "layer": "layer", "token": "model"}  # by granularity: whose heads recall the same
 
 
 @dataclass(frozen=True)
@@ -105,9 +104,8 @@ class Attic:
             # As many as can stay when the budget is kept, whatever the window holds by then.
             n_most = max(0, policy.budget - policy.n_sink - policy.n_recent - n_pinned)
             n_asked = min(N_ASKED_MOST, max(N_ASKED, n_most // N_TOGETHER))
-            group.attic.recall_next(
-                keep, n_most=n_most, n_asked=n_asked, alike=ALIKE[granularity_of(self.policy)]
-            )
+            alike = granularity_of(self.policy)
+            group.attic.recall_next(keep, n_most=n_most, n_asked=n_asked, alike=alike)
 
     @property
     def n_asking(self) -> int:

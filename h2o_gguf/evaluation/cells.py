@@ -49,7 +49,8 @@ class Outcome:
     score : 0 to 1. answer : as written, cut where it was right. n_context, n_question, n_answer : tokens.
     n_kept : entries per KV head when the question came, or, where it was seen, when the answer began.
     kept_bytes : theirs, in all layers and heads. peak_bytes : of K and V, as allocated.
-    context_s, question_s, answer_s : seconds of reading the context, an eviction included, of reading the
+    context_s, question_s, answer_s : seconds of reading the context (where several cells share a reading, the
+    same in each), an eviction included, of reading the
     question (0 where it was seen: the context's has it), and of writing the answer.
     """
 

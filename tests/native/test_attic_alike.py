@@ -29,7 +29,7 @@ QUESTION = random_tokens(8, seed=3)
 def ask(run: Run, **options: Any) -> int:
     """Ask, forget the question, and fetch what it asked for; return its position."""
     n_past = len(run.tokens)
-    recall_next(run, alike="model", **options)
+    recall_next(run, alike="token", **options)
     run.decode(QUESTION)
     assert run.remove(n_past)
     for group in run.cache.groups:
@@ -107,13 +107,13 @@ def test_what_was_asked_for_fits_however_the_sequence_went_on(tmp_path: Path) ->
     with with_attic(build("llama", tmp_path / "m.gguf"), "streaming") as run:
         run.feed(random_tokens(150), 32)
         make_room(run)
-        recall_next(run, alike="model")
+        recall_next(run, alike="token")
         run.decode(QUESTION)
         run.cache.attic.recall_asked()  # and was not rolled back
         check_books(run)
         run.cache.attic.recall_asked()  # nothing is left to exchange
         check_books(run)
-        recall_next(run, alike="model")
+        recall_next(run, alike="token")
         run.decode(QUESTION)
         assert run.remove(0)
         run.cache.attic.recall_asked()

@@ -73,7 +73,7 @@ def positions(entries: set[Entry], layer: int, head: int) -> list[int]:
 
 @pytest.mark.parametrize("n_most", [1, 5, LAST])
 @pytest.mark.parametrize("n_asked", [1, 3])
-@pytest.mark.parametrize("alike", ["head", "layer", "model"])
+@pytest.mark.parametrize("alike", ["head", "layer", "token"])
 @pytest.mark.parametrize("arch", ["llama", "qwen2", "gpt-oss"])
 def test_the_best_of_the_attic_come_for_the_worst_of_the_cache(
     arch: str, alike: Any, n_asked: int, n_most: int, tmp_path: Path
@@ -90,10 +90,10 @@ def test_the_best_of_the_attic_come_for_the_worst_of_the_cache(
             [(0, N_SINK), (n_past - N_RECENT, LAST)], n_most=n_most, n_asked=n_asked, alike=alike
         )
         run.decode(QUESTION)
-        n_layer, n_head = run.cache.n_layer if alike == "model" else 1, run.cache.n_head_kv
+        n_layer, n_head = run.cache.n_layer if alike == "token" else 1, run.cache.n_head_kv
         known = {at for at in here | there if at[1] < n_layer}
         score = scores(run, seen, known, here, n_asked)
-        if alike == "model":
+        if alike == "token":
             assert cached(run) - here == {at for at in cached(run) if at[3] >= n_past}, "it only asks"
             assert run.remove(n_past)
             run.cache.attic.recall_asked()
@@ -106,7 +106,7 @@ def test_the_best_of_the_attic_come_for_the_worst_of_the_cache(
         else:
             by_layer = [with_neighbours(of_layer.max(0)) for of_layer in by_head]
             votes = np.exp(np.minimum(by_layer[n_layer // 2 :], 0)).sum(0)
-            by_pos = [votes if alike == "model" else by_layer[0]] * n_head
+            by_pos = [votes if alike == "token" else by_layer[0]] * n_head
         after = {at for at in cached(run) if at[3] < n_past}
         n_exchanged = 0
         for layer in range(n_layer):
@@ -119,7 +119,7 @@ def test_the_best_of_the_attic_come_for_the_worst_of_the_cache(
         assert n_exchanged > 0
 
 
-@pytest.mark.parametrize("alike", ["layer", "model"])
+@pytest.mark.parametrize("alike", ["layer", "token"])
 def test_what_one_head_has_dropped_comes_back_in_none(alike: Any, tmp_path: Path) -> None:
     """Heads that are alike stay so where a full attic has dropped other entries in each."""
     path = build("llama", tmp_path / "m.gguf", n_ctx_train=1024)
@@ -136,7 +136,7 @@ def test_what_one_head_has_dropped_comes_back_in_none(alike: Any, tmp_path: Path
         assert any(set(positions(there, *head)) != everywhere for head in heads)
         run.cache.attic.recall_next([(0, N_SINK), (n_past - N_RECENT, LAST)], alike=alike)
         run.decode(QUESTION)
-        if alike == "model":
+        if alike == "token":
             assert run.remove(n_past)
             run.cache.attic.recall_asked()
         back = {at for at in cached(run) - here if at[3] < n_past}

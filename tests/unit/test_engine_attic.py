@@ -233,13 +233,13 @@ def test_wrong_options_are_refused() -> None:
             AtticOptions(**{"place": "ram", **options})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("granularity", "alike"), [("head", "head"), ("layer", "layer"), ("token", "model")])
-def test_heads_that_evict_alike_recall_alike(granularity: str, alike: str) -> None:
+@pytest.mark.parametrize("alike", ["head", "layer", "token"])
+def test_heads_that_evict_alike_recall_alike(alike: str) -> None:
     first, second = Group((0, 1)), Group((2, 3))
-    attic = attic_of(make("h2o", 100, granularity=granularity), first, second)
+    attic = attic_of(make("h2o", 100, granularity=alike), first, second)
     attic.recall_next(500, [])
     assert first.told[-1]["alike"] == second.told[-1]["alike"] == alike
-    assert attic.n_asking == (2 if alike == "model" else 0)
+    assert attic.n_asking == (2 if alike == "token" else 0)
     attic.exchange_asked()
     attic.begin_turn()
     for is_counted, n_recalled in ((False, 0.0), (True, 10.0)):
