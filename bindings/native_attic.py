@@ -91,8 +91,8 @@ class NativeAttic:
 
         keep : spans of positions whose entries stay in the cache. n_most : entries of each KV head that are
         exchanged. n_asked : of the batch's tokens, the newest that count. alike : who exchanges the same
-        positions, as granularity has it. For "token" the batch only asks: roll it back, call recall_asked, and
-        decode it again.
+        positions, as granularity has it. For "token" the batch only asks: roll it back, call recall_asked,
+        and decode it again.
 
         Raises: OptionError, the attic is not open, or a number is negative.
         """
