@@ -102,6 +102,10 @@ class NativeAttic:
             self._lib.h2og_recall_next(handle, seq, spans, len(keep), n_most, n_asked, ALIKE[alike]), "attic"
         )
 
+    def withdraw(self) -> None:
+        """Let the next batch recall nothing after all."""
+        check(self._lib.h2og_withdraw_recall(self._cache.handle, self._cache.seq))
+
     def recall_asked(self) -> None:
         """Exchange what the batch asked for that was rolled back.  Raises: OptionError, it did not ask."""
         check_options(self._lib.h2og_recall_asked(self._cache.handle, self._cache.seq), "attic")

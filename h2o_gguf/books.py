@@ -9,8 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from h2o_gguf.attic import Attic
+from h2o_gguf.bookmarks import Bookmarks
 from h2o_gguf.errors import ClosedError, OptionError
-from h2o_gguf.eviction import Evictor, NativeCache, OnEvict, Span, check_pins
+from h2o_gguf.eviction import Evictor, NativeCache, OnEvict
+from h2o_gguf.pins import Span, check_pins
 from h2o_gguf.policies import Policy
 from h2o_gguf.protocols import UNBOUNDED, Logits
 from h2o_gguf.recalls import Recalls
@@ -101,9 +103,13 @@ class Books:
 
     @pins.setter
     def pins(self, spans: Sequence[Span]) -> None:
-        self._pins = check_pins(spans, self.policy) if self.policy is not None else tuple(spans)
+        self._pins = self.checked_pins(spans)
         if self._evictor is not None:
             self._evictor.pins = self._pins
+
+    def checked_pins(self, spans: Sequence[Span]) -> tuple[Span, ...]:
+        """The spans as `pins` would have them; nothing changes.  Raises: BudgetError, they do not fit."""
+        return check_pins(spans, self.policy) if self.policy is not None else tuple(spans)
 
     @property
     def on_evict(self) -> list[OnEvict]:
@@ -130,13 +136,13 @@ class Books:
         self.context.clear()
         self._shorten(0)
         self._logits = self._mark = None
-        self.recalls.disarm()
+        self.recalls.withdraw()
         self.recalls.begin_turn()
 
     def rollback(self, n_past: int) -> bool:
         """Forget all tokens from position n_past on; False, and nothing forgotten, where that is inexact."""
         self._require_open()
-        self._settle()
+        self.settle()
         if n_past < 0 or n_past > self.n_past:
             raise OptionError(
                 f"cannot roll back to position {n_past}: the sequence has {self.n_past}", "n_past"
@@ -165,12 +171,13 @@ class Books:
 
     def keep_budget(self) -> None:
         """Evict down to the budget, so that a cache at rest is within it."""
-        if self.cache is None or self.policy is None:
+        if self.cache is None or self.policy is None or self._evictor is None:
             return
+        self._evictor.forget_error()
         try:
             self.cache.make_room(self.policy.budget)
         except Exception:
-            self._raise_policy_error()
+            self._evictor.raise_error()
             raise
 
     def evict(self, policy: Policy) -> None:
@@ -181,9 +188,9 @@ class Books:
         if self.cache is None or self._evictor is None:
             raise OptionError("nothing can be evicted from a context without an eviction cache", "policy")
         own = self.policy, self._evictor
-        self.policy, self._evictor = policy, self._evictor.successor(policy)
-        self.cache.set_policy(self._evictor)
         try:
+            self.policy, self._evictor = policy, self._evictor.successor(policy)
+            self.cache.set_policy(self._evictor)
             self.keep_budget()
         finally:
             self.policy, self._evictor = own
@@ -210,14 +217,28 @@ class Books:
 
         traces : what this policy kept of its entries.
         """
-        self._log.shorten(0)
-        self._log.extend(tokens)
-        self._logits, self._mark = logits, None
-        if logits is not None:
-            self._mark = (self.n_past, logits)
+        self._log.shorten(0)  # until all the rest is true, there is no sequence
+        self._logits = logits
+        self._mark = (len(tokens), logits) if logits is not None else None
         if self._evictor is not None:
-            self._evictor.take_over(self.n_past, traces)
+            self._evictor.take_over(len(tokens), traces)
         self.recalls.begin_turn()
+        self._log.extend(tokens)
+
+    def bookmarks(self) -> Bookmarks:
+        """What to go back to, where the tokens and entries of now will be there again."""
+        notes = self._evictor.notes() if self._evictor is not None else None
+        n_before_turn = self.attic.n_before_turn if self.attic is not None else 0
+        return Bookmarks(self._pins, self._logits, self._mark, notes, n_before_turn)
+
+    def go_back_to(self, bookmarks: Bookmarks) -> None:
+        """The tokens and entries are those of then again, and so is all the rest."""
+        self.pins = bookmarks.pins
+        self._logits, self._mark = bookmarks.logits, bookmarks.mark
+        if self._evictor is not None and bookmarks.notes is not None:
+            self._evictor.go_back_to(bookmarks.notes)
+        if self.attic is not None:
+            self.attic.n_before_turn = bookmarks.n_before_turn
 
     def close(self) -> None:
         """Detach from the context; may be called twice."""
@@ -233,14 +254,12 @@ class Books:
         if self.is_closed:
             raise ClosedError("the engine")
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
         """Make the books agree with the context after a call that was torn off (Ctrl-C, a foreign call)."""
         if self.context.n_past() == self.n_past:
             return
-        if self.context.n_past() > self.n_past > 0 and self._remove_from(self.n_past):
-            self._logits = None
-            return
-        self.reset()
+        if not (self.context.n_past() > self.n_past > 0 and self._remove_from(self.n_past)):
+            self.reset()
 
     def _shorten(self, n_past: int) -> None:
         self._log.shorten(n_past)

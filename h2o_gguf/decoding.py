@@ -21,35 +21,40 @@ DECODE_NO_VICTIMS = -100  # H2OG_DECODE_FAILED: room could not be made
 class Decoder(Books):
     """Evaluates batches; one that fails leaves the books as they were."""
 
-    def _decode(self, tokens: Sequence[int], cancel: CancelToken | None) -> None:
-        """Evaluate one batch and enter it into the books."""
-        self._enter(tokens, self._evaluate(tokens, cancel, all_logits=self.on_logits is not None))
+    def _decode(self, tokens: Sequence[int], cancel: CancelToken | None, *, recalls: bool = False) -> None:
+        """Evaluate one batch and enter it into the books.  recalls : where there is something to recall."""
+        all_logits = self.on_logits is not None
+        self._enter(tokens, self._evaluate(tokens, cancel, all_logits=all_logits, recalls=recalls))
 
     def _enter(self, tokens: Sequence[int], rows: Logits) -> None:
         start = self.n_past
+        self._logits = None  # so that they are never those of another token, whenever Ctrl-C comes
         self._log.extend(tokens)
         self._logits = rows[-1]
         if self.on_logits is not None:
             self.on_logits(start, rows)
 
-    def _evaluate(self, tokens: Sequence[int], cancel: CancelToken | None, *, all_logits: bool) -> Logits:
+    def _evaluate(
+        self, tokens: Sequence[int], cancel: CancelToken | None, *, all_logits: bool, recalls: bool = False
+    ) -> Logits:
         """Evaluate one batch; return its logits, of the last token only unless all_logits."""
-        self._logits = None
-        n_asking = self.recalls.n_asking
-        recalls = self.recalls.disarm()
-        code = self.context.decode(tokens, self.n_past, all_logits=all_logits, cancel=cancel)
+        if self._evictor is not None:
+            self._evictor.forget_error()
+        recalls = recalls and self.recalls.has_any
+        n_asking = self.recalls.n_asking if recalls else 0
+        code = self._run(tokens, cancel, all_logits, recalls)
         for n in range(1, n_asking + 1):
             if code != 0 or not self._remove_from(self.n_past):
                 break
-            self.recalls.exchange_asked(self.n_past, self._pins, asks_again=n < n_asking)
-            code = self.context.decode(tokens, self.n_past, all_logits=all_logits, cancel=cancel)
+            self.recalls.exchange_asked(is_counted=n == n_asking)
+            code = self._run(tokens, cancel, all_logits, n < n_asking)
         is_policys = self._evictor is not None and self._evictor.has_error
         if code == 0 and not is_policys:
             if recalls:
                 self._tell_recall(len(tokens))
             return self.context.logits(len(tokens) if all_logits else 1)
         reason = room_failure() if code == DECODE_NO_VICTIMS and not is_policys else ""
-        self._settle()
+        self.settle()
         self._raise_policy_error()
         if reason:
             raise NativeError(f"cannot make room for {len(tokens)} tokens: {reason}", code)
@@ -61,6 +66,10 @@ class Decoder(Books):
         raise NativeError(
             f"llama_decode returned {code} for {len(tokens)} tokens at position {self.n_past}", code
         )
+
+    def _run(self, tokens: Sequence[int], cancel: CancelToken | None, all_logits: bool, recalls: bool) -> int:
+        with self.recalls.armed(recalls, self.n_past, self._pins):
+            return self.context.decode(tokens, self.n_past, all_logits=all_logits, cancel=cancel)
 
     def _tell_recall(self, n_tokens: int) -> None:
         view = self.view() if self.on_recall else None

@@ -67,6 +67,7 @@ class LowLevel:
             engine.adopt([*engine.tokens, *[FOREIGN] * (n - engine.n_past)], None)
         elif not engine.rollback(n):
             kept = engine.tokens[:n]
+            engine.context.vocab.check(kept)  # parts of an image cannot be read again
             engine.reset()
             if kept:
                 engine.prefill(kept)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from h2o_gguf.attic import Attic
 
@@ -10,7 +11,7 @@ __all__ = ["Recalls"]
 
 
 class Recalls:
-    """Arms the next batch of a sequence.
+    """Arms the batches of a sequence that recall, and no others.
 
     attic : None: nothing is ever recalled. is_on : whether batches recall; without, the attic only fills.
     """
@@ -18,7 +19,12 @@ class Recalls:
     def __init__(self, attic: Attic | None) -> None:
         self.attic = attic
         self.is_on = True
-        self.is_armed = False
+        self._is_armed = False  # or may be: Ctrl-C came before a batch, or while the attic was told
+
+    @property
+    def has_any(self) -> bool:
+        """Whether there is something to recall now."""
+        return self.is_on and self.attic is not None and not self.attic.is_empty
 
     def may_follow(self, n_past: int, budget: int) -> bool:
         """Whether there will be something to recall at a position.  budget : entries that are kept."""
@@ -29,31 +35,38 @@ class Recalls:
         if self.attic is not None:
             self.attic.begin_turn()
 
-    def arm(self, n_past: int, pins: Sequence[tuple[int, int]]) -> None:
-        """Let the batch at n_past recall.  pins : spans that stay in the cache."""
-        if self.is_on and self.attic is not None and not self.attic.is_empty:
-            self.attic.recall_next(n_past, pins)
-            self.is_armed = True
-
-    def arm_generated(self, n: int, n_past: int, pins: Sequence[tuple[int, int]]) -> None:
-        """The same for the n-th generated token, if its turn has come."""
+    def is_due(self, n: int) -> bool:
+        """Whether the n-th generated token recalls."""
         every = self.attic.interval() if self.attic is not None else 0
-        if every and n % every == 0:
-            self.arm(n_past, pins)
+        return every > 0 and n % every == 0 and self.has_any
 
     @property
     def n_asking(self) -> int:
-        """How often the batch at hand only asks for what it recalls: see Attic."""
-        return self.attic.n_asking if self.is_armed and self.attic is not None else 0
+        """How often a batch that recalls only asks for it: see Attic."""
+        return self.attic.n_asking if self.attic is not None else 0
 
-    def exchange_asked(self, n_past: int, pins: Sequence[tuple[int, int]], *, asks_again: bool) -> None:
-        """Exchange what the batch at n_past asked for before it was rolled back."""
-        if self.attic is not None:
-            self.attic.exchange_asked(is_counted=not asks_again)
-            if asks_again:
+    @contextmanager
+    def armed(self, recalls: bool, n_past: int, pins: Sequence[tuple[int, int]]) -> Iterator[None]:
+        """In the with-block the batch at n_past is decoded: the only one that recalls, if any does.
+
+        pins : spans that stay in the cache.
+        """
+        self.withdraw()
+        try:
+            if recalls and self.attic is not None:
+                self._is_armed = True
                 self.attic.recall_next(n_past, pins)
+            yield
+        finally:
+            self.withdraw()
 
-    def disarm(self) -> bool:
-        """Return whether the batch at hand recalls; the next one does not."""
-        was, self.is_armed = self.is_armed, False
-        return was
+    def withdraw(self) -> None:
+        """Let no batch recall that was armed and never decoded."""
+        if self._is_armed and self.attic is not None:
+            self.attic.withdraw()
+            self._is_armed = False
+
+    def exchange_asked(self, *, is_counted: bool) -> None:
+        """Exchange what a batch asked for before it was rolled back.  is_counted : by the turn."""
+        if self.attic is not None:
+            self.attic.exchange_asked(is_counted=is_counted)

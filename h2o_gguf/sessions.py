@@ -10,7 +10,8 @@ import numpy as np
 from h2o_gguf.cancel import CancelToken
 from h2o_gguf.errors import StateFileError
 from h2o_gguf.native import high
-from h2o_gguf.state import Session, restore_session, save_session
+from h2o_gguf.restoring import restore_session, save_session
+from h2o_gguf.state import Session
 
 if TYPE_CHECKING:
     from h2o_gguf.engine import Engine
