@@ -11,18 +11,23 @@ from h2o_gguf.policies.shares import HALF, QUARTER
 __all__ = ["Span", "budget_for", "check_pins"]
 
 Span = tuple[int, int]  # half-open, positions
+MAX_POSITION = 2**31 - 1  # of llama.cpp
 
 
 def check_pins(pins: Sequence[Span], policy: Policy) -> tuple[Span, ...]:
     """Return the spans sorted and merged.
 
-    Raises: BudgetError, a span is not 0 <= start <= end, or they do not fit into the policy's budget beside
-        its sinks and its recent window.
+    Raises: BudgetError, a span is not 0 <= start <= end < 2**31, or they do not fit into the policy's budget
+        beside its sinks and its recent window.
     """
     merged: list[list[int]] = []
     for start, end in sorted((int(s), int(e)) for s, e in pins):
-        if start < 0 or end < start:
-            raise BudgetError(f"pinned span ({start}, {end}) is not 0 <= start <= end", budget=policy.budget)
+        if not 0 <= start <= end <= MAX_POSITION:
+            raise BudgetError(
+                f"pinned span ({start}, {end}) is not 0 <= start <= end <= {MAX_POSITION}: pin "
+                "positions of tokens",
+                budget=policy.budget,
+            )
         if start == end:
             continue
         if merged and start <= merged[-1][1]:

@@ -75,7 +75,7 @@ def _check_belongs(engine: Engine, session: Session, facts: Mapping[str, Any]) -
         if session.facts.get(name) != value:
             raise StateFileError(
                 f"the session was saved with {name} {session.facts.get(name)!r}, this context has {value!r}: "
-                "load it with the same model, cache types, flash attention and RoPE options"
+                "load it with the same model, cache types, budgets by layer, flash attention and RoPE options"
             )
     if bool(session.cache) != (engine.cache is not None):
         was, now = ("with", "without") if session.cache else ("without", "with")
@@ -98,6 +98,8 @@ def _check_belongs(engine: Engine, session: Session, facts: Mapping[str, Any]) -
         raise unreadable(f"tokens outside the vocabulary of {n_vocab}")
     if session.logits.size not in (0, n_vocab):
         raise unreadable(f"{session.logits.size} logits for a vocabulary of {n_vocab}")
+    if np.isnan(session.logits).any():
+        raise unreadable("logits that are no numbers")
     groups = engine.cache.groups if engine.cache is not None else ()
     n_head_kv = {tuple(group.layer_ids): int(group.n_head_kv) for group in groups if session.traces}
     try:

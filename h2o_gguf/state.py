@@ -68,8 +68,12 @@ class Session:
             self.cache,
             traces,
         ]
-        body = b"".join(piece for part in parts for piece in (SIZE.pack(len(part)), part))
-        return HEAD.pack(MAGIC, FORMAT, HEAD.size + len(body), hashlib.sha256(body).digest()) + body
+        body = [piece for part in parts for piece in (SIZE.pack(len(part)), part)]
+        digest = hashlib.sha256()
+        for piece in body:
+            digest.update(piece)
+        n_bytes = HEAD.size + sum(map(len, body))
+        return b"".join([HEAD.pack(MAGIC, FORMAT, n_bytes, digest.digest()), *body])
 
     @classmethod
     def from_bytes(cls, data: bytes | bytearray | memoryview) -> Session:
