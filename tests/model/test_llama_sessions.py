@@ -246,9 +246,14 @@ def test_what_is_no_session_is_refused_as_one(small: Any, state: Any) -> None:
 
 def test_a_session_of_another_format_names_both(small: Any) -> None:
     data = bytearray(small.save_state().llama_state)
-    data[len(MAGIC)] = FORMAT + 1
-    with unchanged(small), pytest.raises(StateFileError, match=f"format {FORMAT + 1}.*format {FORMAT}"):
-        small.load_state(bytes(data))
+    for written, by, what in (
+        (FORMAT + 1, "a newer", "update"),
+        (FORMAT - 1, "an older", "read its text again"),
+    ):
+        data[len(MAGIC)] = written
+        match = f"format {written}, by {by} version .* format {FORMAT} alone: .*{what}"
+        with unchanged(small), pytest.raises(StateFileError, match=match):
+            small.load_state(bytes(data))
 
 
 @pytest.mark.parametrize("name", ["facts", "traces", "pins", "granularity", "n_evicted"])
