@@ -171,14 +171,8 @@ class Books:
 
     def keep_budget(self) -> None:
         """Evict down to the budget, so that a cache at rest is within it."""
-        if self.cache is None or self.policy is None or self._evictor is None:
-            return
-        self._evictor.forget_error()
-        try:
+        if self.cache is not None and self.policy is not None:
             self.cache.make_room(self.policy.budget)
-        except Exception:
-            self._evictor.raise_error()
-            raise
 
     def evict(self, policy: Policy) -> None:
         """Evict once, down to the budget of another policy and as that one says; the engine's own stays.
@@ -277,10 +271,6 @@ class Books:
     def _recall_logits(self) -> None:
         if self._logits is None and self._mark is not None and self._mark[0] == self.n_past:
             self._logits = self._mark[1]
-
-    def _raise_policy_error(self) -> None:
-        if self._evictor is not None:
-            self._evictor.raise_error()
 
 
 def _context(ctx: Any, model: Any) -> Context:

@@ -38,8 +38,7 @@ class Decoder(Books):
         self, tokens: Sequence[int], cancel: CancelToken | None, *, all_logits: bool, recalls: bool = False
     ) -> Logits:
         """Evaluate one batch; return its logits, of the last token only unless all_logits."""
-        if self._evictor is not None:
-            self._evictor.forget_error()
+        self._raised()  # what a call that Ctrl-C tore off did not tell
         recalls = recalls and self.recalls.has_any
         n_asking = self.recalls.n_asking if recalls else 0
         code = self._run(tokens, cancel, all_logits, recalls)
@@ -48,14 +47,15 @@ class Decoder(Books):
                 break
             self.recalls.exchange_asked(is_counted=n == n_asking)
             code = self._run(tokens, cancel, all_logits, n < n_asking)
-        is_policys = self._evictor is not None and self._evictor.has_error
-        if code == 0 and not is_policys:
+        raised = self._raised()
+        if code == 0 and raised is None:
             if recalls:
                 self._tell_recall(len(tokens))
             return self.context.logits(len(tokens) if all_logits else 1)
-        reason = room_failure() if code == DECODE_NO_VICTIMS and not is_policys else ""
+        reason = room_failure() if code == DECODE_NO_VICTIMS and raised is None else ""
         self.settle()
-        self._raise_policy_error()
+        if raised is not None:
+            raise raised from raised.__cause__
         if reason:
             raise NativeError(f"cannot make room for {len(tokens)} tokens: {reason}", code)
         if code == DECODE_ABORTED:
@@ -70,6 +70,10 @@ class Decoder(Books):
     def _run(self, tokens: Sequence[int], cancel: CancelToken | None, all_logits: bool, recalls: bool) -> int:
         with self.recalls.armed(recalls, self.n_past, self._pins):
             return self.context.decode(tokens, self.n_past, all_logits=all_logits, cancel=cancel)
+
+    def _raised(self) -> BaseException | None:
+        """What the policy, or Ctrl-C while it was asked, raised behind native code; it is told once."""
+        return self.cache.raised() if self.cache is not None else None
 
     def _tell_recall(self, n_tokens: int) -> None:
         view = self.view() if self.on_recall else None

@@ -42,6 +42,7 @@ class NativeCache(Protocol):
     def set_policy(self, fn: Callable[[Any, int], NDArray[np.int32]] | None) -> None: ...
     def set_observer(self, fn: Callable[[Any, int], None] | None) -> None: ...
     def make_room(self, n_keep: int) -> int: ...
+    def raised(self) -> BaseException | None: ...
     def save(self) -> bytes: ...
     def load(self, data: bytes | memoryview) -> None: ...
     def close(self) -> None: ...
@@ -71,8 +72,6 @@ class Evictor:
         self.on_evict: list[OnEvict] = []
         self._traces: dict[tuple[int, ...], Traces] = {}  # by the layers that share a cache
         self._n_untraced = 0  # positions before it were read without traces
-        self._error: BaseException | None = None
-        self._cause: BaseException | None = None
 
     def attach(self, cache: NativeCache) -> None:
         """Become the policy of a native cache."""
@@ -82,30 +81,22 @@ class Evictor:
 
     def __call__(self, native: Any, n: int) -> NDArray[np.int32]:
         """Return n victims per KV head: int32[n_layer, n_head_kv, n]."""
-        try:
-            self._traces_of(native).drop_from(int(native.n_past))
-            view = self.view(native)
-            if view.n_unobserved:
-                view = self._observe(view)
-            victims = ask(self.policy, view, n)
-            for listener in self.on_evict:
-                listener(view, victims)
-            return victims
-        except BaseException as error:
-            self._keep(error)
-            raise
+        self._traces_of(native).drop_from(int(native.n_past))
+        view = self.view(native)
+        if view.n_unobserved:
+            view = self._observe(view)
+        victims = ask(self.policy, view, n)
+        for listener in self.on_evict:
+            listener(view, victims)
+        return victims
 
     def follow(self, native: Any, n_tokens: int) -> None:
         """Take note of a batch that was computed; observe while its queries are still recorded."""
-        try:
-            traces = self._traces_of(native)
-            traces.drop_from(int(native.n_past) - n_tokens)
-            # The next batch is taken to be as long as this one.
-            if int(native.n_past) - traces.n_seen + n_tokens > self.policy.n_observed:
-                self._observe(self.view(native))
-        except BaseException as error:
-            self._keep(error)
-            raise
+        traces = self._traces_of(native)
+        traces.drop_from(int(native.n_past) - n_tokens)
+        # The next batch is taken to be as long as this one.
+        if int(native.n_past) - traces.n_seen + n_tokens > self.policy.n_observed:
+            self._observe(self.view(native))
 
     def drop_from(self, n_past: int) -> None:
         """The entries at positions >= n_past were removed, and others may take their place."""
@@ -160,21 +151,6 @@ class Evictor:
             other._n_untraced = self._n_untraced
         return other
 
-    @property
-    def has_error(self) -> bool:
-        """Whether `raise_error` would raise."""
-        return self._error is not None
-
-    def forget_error(self) -> None:
-        """Whatever the policy raised was raised, or Ctrl-C came first."""
-        self._error = self._cause = None
-
-    def raise_error(self) -> None:
-        """Raise what the policy raised since the last call of this method, if anything."""
-        error, self._error = self._error, None
-        if error is not None:
-            raise error from self._cause
-
     def view(self, native: Any) -> CacheView:
         """What the policy would see of a native view now."""
         n_past, pos = int(native.n_past), native.pos.copy()
@@ -194,10 +170,6 @@ class Evictor:
             observation=native.observation,
             recalled=native.recalled.copy() if native.recalled.any() else None,
         )
-
-    def _keep(self, error: BaseException) -> None:
-        # Native code stands between here and the call that ran into it: raise_error brings it there.
-        self._error, self._cause = error, error.__cause__
 
     def _traces_of(self, view: Any) -> Traces:
         """The traces of a view's layers; view : native, or a CacheView."""

@@ -111,6 +111,7 @@ class FakeCache:
         self.n_evicted = 0
         self.rooms: list[int] = []  # entries of each eviction
         self.is_closed = False
+        self.error: BaseException | None = None  # raised behind a decode
         self.groups = (self,)
 
     def set_policy(self, fn: Any) -> None:
@@ -149,6 +150,10 @@ class FakeCache:
         self.n_evicted += n
         self.rooms.append(n)
         return n
+
+    def raised(self) -> BaseException | None:
+        raised, self.error = self.error, None
+        return raised
 
     def save(self) -> bytes:
         return self.n_evicted.to_bytes(4)

@@ -30,7 +30,7 @@ def everything(llama: Any) -> dict[str, Any]:
         "rows": _plain(llama.scores),
     }
     if evictor is not None:
-        known["evictor"] = (evictor.pins, evictor.n_prompt, evictor._n_untraced, evictor.has_error)
+        known["evictor"] = (evictor.pins, evictor.n_prompt, evictor._n_untraced)
         known["traces"] = {layers: traces.n_seen for layers, traces in evictor._traces.items()}
     if attic is not None:
         known["turn"] = attic.n_before_turn
