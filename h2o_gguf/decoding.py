@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from h2o_gguf.books import Books
+from h2o_gguf.cache_books import CacheBooks
 from h2o_gguf.cancel import CancelToken
 from h2o_gguf.errors import CacheFullError, Cancelled, NativeError
 from h2o_gguf.eviction import room_failure
@@ -18,7 +18,7 @@ DECODE_ABORTED = 2
 DECODE_NO_VICTIMS = -100  # H2OG_DECODE_FAILED: room could not be made
 
 
-class Decoder(Books):
+class Decoder(CacheBooks):
     """Evaluates batches; one that fails leaves the books as they were."""
 
     def _decode(self, tokens: Sequence[int], cancel: CancelToken | None, *, recalls: bool = False) -> None:

@@ -166,8 +166,8 @@ class Engine(Decoder):
     def recall(self, n_tokens: int = N_TURN) -> None:
         """Let the newest tokens fetch back what they attend to: they are read again.
 
-        n_tokens : how many, fewer where forgetting them would not be exact. Without those an error, or Ctrl-C,
-            keeps from being read again.
+        n_tokens : how many, fewer where forgetting them would not be exact. Those that an error or Ctrl-C
+            keeps from being read again are gone.
 
         Raises: OptionError, there is no attic, or not one of them can be read again.
         """
