@@ -2,48 +2,20 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
 import pytest
 from engine_fakes import FakeAttic, FakeCache, FakeContext, evicting, logits_are_right, take
+from interrupting import interrupted
 
-import h2o_gguf
 from h2o_gguf.engine import Engine
 from h2o_gguf.recalls import Recalls
 from h2o_gguf.restoring import restore_session, save_session
 from h2o_gguf.taking_back import taken_back
 
 BUDGET, HISTORY, MORE = 40, [1, 2, 3] * 20, [4, 5] * 8
-FOLDERS = [str(Path(folder).resolve()) for folder in h2o_gguf.__path__]
-
-
-def interrupted(n: int, act: Callable[[], Any]) -> bool:
-    """Call act, with Ctrl-C before the n-th line of the package that it runs; False where it runs fewer."""
-    n_left = n
-
-    def trace(frame: FrameType, event: str, _arg: Any) -> Any:
-        nonlocal n_left
-        if not frame.f_code.co_filename.startswith(tuple(FOLDERS)):
-            return None
-        if event == "line":
-            n_left -= 1
-            if n_left == 0:
-                raise KeyboardInterrupt
-        return trace
-
-    sys.settrace(trace)
-    try:
-        act()
-    except KeyboardInterrupt:
-        return True
-    finally:
-        sys.settrace(None)
-    return False
 
 
 def opened() -> tuple[Engine, FakeContext, FakeCache, FakeAttic]:
