@@ -312,7 +312,7 @@ class KVCache:
         check(self._lib.h2og_state_save(self.handle, self.seq, out, size))
         return bytes(ffi.buffer(out, size))
 
-    def load(self, data: bytes) -> None:
+    def load(self, data: bytes | memoryview) -> None:
         """Restore what save() returned, after llama.cpp restored its own state.
 
         Raises: StateFileError, it does not fit.

@@ -66,7 +66,7 @@ class Callbacks:
         except H2OError as error:
             raised = self.raised()
             if raised is not None:
-                raise raised from error
+                raise raised from raised.__cause__ or error
             raise
 
     def clear(self) -> None:

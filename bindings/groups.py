@@ -123,7 +123,7 @@ class GroupedCache:
         states = [group.save() for group in self.groups]
         return b"".join(SIZE.pack(len(state)) + state for state in states)
 
-    def load(self, data: bytes) -> None:
+    def load(self, data: bytes | memoryview) -> None:
         """Restore what save() returned, after llama.cpp restored its own state.
 
         Raises: StateFileError, it does not fit.

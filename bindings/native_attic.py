@@ -107,6 +107,10 @@ class NativeAttic:
         code = self._lib.h2og_recall_next(self._cache.handle, self._cache.seq, spans, len(keep), params)
         check_options(code, "attic")
 
+    def withdraw(self) -> None:
+        """Let the next batch recall nothing after all."""
+        check(self._lib.h2og_withdraw_recall(self._cache.handle, self._cache.seq))
+
     def recall_asked(self) -> None:
         """Exchange what the batch asked for that was rolled back.  Raises: OptionError, it did not ask."""
         check_options(self._lib.h2og_recall_asked(self._cache.handle, self._cache.seq), "attic")

@@ -21,7 +21,10 @@ from h2o_gguf.errors import Cancelled, H2OError
 __all__ = ["COMMANDS", "LEAVE", "handle"]
 
 LEAVE = "leave"
-MISSING = {"/save": "save a chat", "/load": "load a chat"}
+MISSING = {
+    "/save": "chats are in no file; H2OLlama.save_state() in Python saves what the cache holds",
+    "/load": "chats are in no file; H2OLlama.load_state() in Python loads what save_state() saved",
+}
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,7 @@ def handle(conversation: Conversation, line: str) -> str | None:
 
 def _unknown(name: str) -> None:
     if name in MISSING:
-        notice(f"there is no {name}: this version cannot {MISSING[name]}")
+        notice(f"there is no {name}, nothing was done: {MISSING[name]}")
         return
     near = difflib.get_close_matches(name, COMMANDS, n=1)
     hint = f"did you mean {near[0]}? " if near else ""

@@ -78,7 +78,7 @@ class Attic:
     """The attics of a cache's groups.
 
     groups : native caches, each with the n_layer and n_head_kv it is of. policy : the one whose sinks, window
-    and budget a recall keeps to.
+    and budget a recall keeps to. n_before_turn : what had been recalled before the last turn began.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Attic:
         """
         self._groups, self.policy, self.options = groups, policy, options
         self._weight_bytes = weight_bytes
-        self._n_recalled = 0  # before the last turn
+        self.n_before_turn = 0
         kind = OWN_TYPE if options.type is None else options.type
         folder = (options.folder or Path(tempfile.gettempdir())) if options.place == "disk" else None
         n_layer = sum(group.n_layer for group in groups)
@@ -100,7 +100,7 @@ class Attic:
 
     def begin_turn(self) -> None:
         """Count what is recalled from here on."""
-        self._n_recalled = self._total("n_recalled")
+        self.n_before_turn = self.n_recalled
 
     def recall_next(self, n_past: int, pins: Sequence[tuple[int, int]], asking: Asking = "question") -> None:
         """Let the next batch recall.
@@ -131,6 +131,11 @@ class Attic:
                 alike=alike,
             )
 
+    def withdraw(self) -> None:
+        """Let the next batch recall nothing after all."""
+        for group in self._groups:
+            group.attic.withdraw()
+
     @property
     def n_asking(self) -> int:
         """How often a batch only asks: each time it is rolled back, and decoded again after exchange_asked.
@@ -142,11 +147,11 @@ class Attic:
 
     def exchange_asked(self, *, is_counted: bool = True) -> None:
         """Exchange what the batch asked for that was rolled back.  is_counted : as recalled by the turn."""
-        n_before = self._total("n_recalled")
+        n_before = self.n_recalled
         for group in self._groups:
             group.attic.recall_asked()
         if not is_counted:
-            self._n_recalled += self._total("n_recalled") - n_before
+            self.n_before_turn += self.n_recalled - n_before
 
     def interval(self) -> int:
         """Generated tokens between two recalls now; 0: none recalls.
@@ -158,6 +163,11 @@ class Attic:
             return self.options.every
         n_read = max(1, self.n_asking) * self._total("bytes") // 2 + self.n_asking * self._weight_bytes
         return max(1, math.ceil(n_read / max(1.0, COST * self._weight_bytes)))
+
+    @property
+    def n_recalled(self) -> int:
+        """Entries recalled since the sequence was cleared, of all layers and heads."""
+        return self._total("n_recalled")
 
     @property
     def is_empty(self) -> bool:
@@ -185,5 +195,5 @@ class Attic:
             bytes=self._total("bytes"),
             limit=self.options.limit,
             dropped=self._total("n_dropped") // n_heads,
-            recalled=max(0, self._total("n_recalled") - self._n_recalled) / n_heads,
+            recalled=max(0, self.n_recalled - self.n_before_turn) / n_heads,
         )

@@ -9,12 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from h2o_gguf.attic import Asking, Attic
+from h2o_gguf.bookmarks import Bookmarks
 from h2o_gguf.errors import ClosedError, OptionError
-from h2o_gguf.eviction import Evictor, NativeCache, OnEvict, Span, check_pins
+from h2o_gguf.eviction import Evictor, NativeCache
+from h2o_gguf.pins import Span, check_pins
 from h2o_gguf.policies import Policy
 from h2o_gguf.protocols import UNBOUNDED, Logits
 from h2o_gguf.recalls import Recalls
-from h2o_gguf.report import KVReport, report_on
 from h2o_gguf.saved_traces import SavedTraces
 from h2o_gguf.token_log import TokenLog
 from h2o_gguf.view import CacheView
@@ -103,23 +104,13 @@ class Books:
 
     @pins.setter
     def pins(self, spans: Sequence[Span]) -> None:
-        self._pins = check_pins(spans, self.policy) if self.policy is not None else tuple(spans)
+        self._pins = self.checked_pins(spans)
         if self._evictor is not None:
             self._evictor.pins = self._pins
 
-    @property
-    def on_evict(self) -> list[OnEvict]:
-        """Who is told of every eviction before it happens: (what the policy saw, its victims).
-
-        To be appended to and removed from; without a policy nobody is told.
-        """
-        return self._evictor.on_evict if self._evictor is not None else []
-
-    def view(self) -> CacheView | None:
-        """The cache as the policy would see it now; None without one."""
-        if self.cache is None or self._evictor is None:
-            return None
-        return self._evictor.view(self.cache.view())
+    def checked_pins(self, spans: Sequence[Span]) -> tuple[Span, ...]:
+        """The spans as `pins` would have them; nothing changes.  Raises: BudgetError, they do not fit."""
+        return check_pins(spans, self.policy) if self.policy is not None else tuple(spans)
 
     @property
     def logits(self) -> Logits | None:
@@ -132,13 +123,13 @@ class Books:
         self.context.clear()
         self._shorten(0)
         self._logits = self._mark = None
-        self.recalls.disarm()
+        self.recalls.withdraw()
         self.recalls.begin_turn()
 
     def rollback(self, n_past: int) -> bool:
         """Forget all tokens from position n_past on; False, and nothing forgotten, where that is inexact."""
         self._require_open()
-        self._settle()
+        self.settle()
         if n_past < 0 or n_past > self.n_past:
             raise OptionError(
                 f"cannot roll back to position {n_past}: the sequence has {self.n_past}", "n_past"
@@ -158,49 +149,6 @@ class Books:
         self._recall_logits()
         return True
 
-    def holds_all(self, n_tokens: int) -> bool:
-        """Whether nothing was evicted, and n_tokens more can be read and rolled back before anything is."""
-        if self.cache is None or self.context.n_swa > 0:  # whose rows go without us
-            return False
-        n_total = self.n_past + n_tokens
-        return self.cache.rollback_min() == 0 and all(n_total <= group.budget for group in self.cache.groups)
-
-    def keep_budget(self) -> None:
-        """Evict down to the budget, so that a cache at rest is within it."""
-        if self.cache is None or self.policy is None:
-            return
-        try:
-            self.cache.make_room(self.policy.budget)
-        except Exception:
-            self._raise_policy_error()
-            raise
-
-    def evict(self, policy: Policy) -> None:
-        """Evict once, down to the budget of another policy and as that one says; the engine's own stays.
-
-        policy : of the same decay, scores, observed queries and traces as the engine's.
-        """
-        if self.cache is None or self._evictor is None:
-            raise OptionError("nothing can be evicted from a context without an eviction cache", "policy")
-        own = self.policy, self._evictor
-        self.policy, self._evictor = policy, self._evictor.successor(policy)
-        self.cache.set_policy(self._evictor)
-        try:
-            self.keep_budget()
-        finally:
-            self.policy, self._evictor = own
-            self.cache.set_policy(self._evictor)
-
-    def report(self) -> KVReport:
-        """The state of the cache."""
-        if self.cache is not None and self.policy is not None:
-            return report_on(self.cache, self.policy, self.n_past, self.attic)
-        n_cells, n_used = self.context.n_cells, min(self.n_past, self.context.n_cells)
-        return KVReport(
-            "none", min(self.n_ctx, n_cells), n_used, 0, self.n_past, self._kv_bytes,
-            used_bytes=self._kv_bytes * n_used // max(1, n_cells),
-        )  # fmt: skip
-
     def traces(self) -> tuple[SavedTraces, ...]:
         """What the policy keeps of every entry, for `adopt`."""
         if self.cache is None or self._evictor is None:
@@ -212,14 +160,28 @@ class Books:
 
         traces : what this policy kept of its entries.
         """
-        self._log.shorten(0)
-        self._log.extend(tokens)
-        self._logits, self._mark = logits, None
-        if logits is not None:
-            self._mark = (self.n_past, logits)
+        self._log.shorten(0)  # until all the rest is true, there is no sequence
+        self._logits = logits
+        self._mark = (len(tokens), logits) if logits is not None else None
         if self._evictor is not None:
-            self._evictor.take_over(self.n_past, traces)
+            self._evictor.take_over(len(tokens), traces)
         self.recalls.begin_turn()
+        self._log.extend(tokens)
+
+    def bookmarks(self) -> Bookmarks:
+        """What to go back to, where the tokens and entries of now will be there again."""
+        notes = self._evictor.notes() if self._evictor is not None else None
+        n_before_turn = self.attic.n_before_turn if self.attic is not None else 0
+        return Bookmarks(self._pins, self._logits, self._mark, notes, n_before_turn)
+
+    def go_back_to(self, bookmarks: Bookmarks) -> None:
+        """The tokens and entries are those of then again, and so is all the rest."""
+        self.pins = bookmarks.pins
+        self._logits, self._mark = bookmarks.logits, bookmarks.mark
+        if self._evictor is not None and bookmarks.notes is not None:
+            self._evictor.go_back_to(bookmarks.notes)
+        if self.attic is not None:
+            self.attic.n_before_turn = bookmarks.n_before_turn
 
     def close(self) -> None:
         """Detach from the context; may be called twice."""
@@ -235,14 +197,12 @@ class Books:
         if self.is_closed:
             raise ClosedError("the engine")
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
         """Make the books agree with the context after a call that was torn off (Ctrl-C, a foreign call)."""
         if self.context.n_past() == self.n_past:
             return
-        if self.context.n_past() > self.n_past > 0 and self._remove_from(self.n_past):
-            self._logits = None
-            return
-        self.reset()
+        if not (self.context.n_past() > self.n_past > 0 and self._remove_from(self.n_past)):
+            self.reset()
 
     def _shorten(self, n_past: int) -> None:
         self._log.shorten(n_past)
@@ -260,10 +220,6 @@ class Books:
     def _recall_logits(self) -> None:
         if self._logits is None and self._mark is not None and self._mark[0] == self.n_past:
             self._logits = self._mark[1]
-
-    def _raise_policy_error(self) -> None:
-        if self._evictor is not None:
-            self._evictor.raise_error()
 
 
 def _context(ctx: Any, model: Any) -> Context:

@@ -143,16 +143,16 @@ class ChatSession:
             BusyError, ClosedError.
         """
         with self._llm.turn(cancel) as (turn, token):
-            attachments = list(self._attachments)
-            self._attachments.clear()
-            documents = [f"Document {a.name}:\n\n{a.text.rstrip()}" for a in attachments]
-            self.messages.append({"role": "user", "content": "\n\n".join([*documents, text])})
+            n_before, sent = len(self.messages), list(self._attachments)
+            documents = [f"Document {a.name}:\n\n{a.text.rstrip()}" for a in sent]
             try:
+                self.messages.append({"role": "user", "content": "\n\n".join([*documents, text])})
                 yield from _handed_out(turn, self._answer(progress, token))
             finally:
-                if self.messages[-1]["role"] == "user":
+                if len(self.messages) == n_before + 1:  # without a reply
                     self.messages.pop()
-                    self._attachments[:0] = attachments
+                elif len(self.messages) > n_before:
+                    self._attachments[:] = [a for a in self._attachments if all(a is not b for b in sent)]
 
     def regenerate(
         self, *, progress: Progress | None = None, cancel: CancelToken | None = None
@@ -166,9 +166,10 @@ class ChatSession:
         with self._llm.turn(cancel) as (turn, token):
             if not self.messages or self.messages[-1]["role"] != "assistant":
                 raise OptionError("there is no reply to make again: say something first", "regenerate")
-            old = self.messages.pop()
+            old = self.messages[-1]
             self._prompt = None
             try:
+                self.messages.pop()
                 yield from _handed_out(turn, self._answer(progress, token))
             finally:
                 if self.messages[-1]["role"] == "user":
@@ -200,11 +201,9 @@ class ChatSession:
 
     def set_system(self, text: str | None) -> None:
         """Change the system message; the conversation is read again with the next message."""
-        if self.system is not None:
-            self.messages.pop(0)
-        if text is not None:
-            self.messages.insert(0, {"role": "system", "content": text})
         self._prompt = None
+        n_old = int(self.system is not None)
+        self.messages[:n_old] = [] if text is None else [{"role": "system", "content": text}]
 
     def reseed(self) -> None:
         """Start the random numbers of the replies again from `seed`."""

@@ -15,8 +15,8 @@ from h2o_gguf.cancel import CancelToken
 from h2o_gguf.drafts import Draft
 from h2o_gguf.engine import Engine
 from h2o_gguf.errors import Cancelled
-from h2o_gguf.eviction import Span
 from h2o_gguf.logprobs import TokenInfo, logprobs_dict, token_info
+from h2o_gguf.pins import Span
 from h2o_gguf.protocols import Progress
 from h2o_gguf.sampling import ChainSampler, SamplingOptions
 from h2o_gguf.stops import StopScanner

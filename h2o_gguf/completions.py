@@ -17,7 +17,6 @@ from h2o_gguf.completion import Outcome, Piece, Request, Response, complete
 from h2o_gguf.drafts import Draft
 from h2o_gguf.engine import Engine
 from h2o_gguf.errors import ContextOverflowError, OptionError
-from h2o_gguf.eviction import Span
 from h2o_gguf.kinds import Callback, Count, Int32, Integer, Number, Spans, Switch, Text, Texts
 from h2o_gguf.lock import Turn
 from h2o_gguf.messages import check_choice
@@ -36,6 +35,7 @@ from h2o_gguf.options import (
     ToolChoice,
     Tools,
 )
+from h2o_gguf.pins import Span
 from h2o_gguf.prompt import completion_tokens, find_text, has_infill, one_bos
 from h2o_gguf.report import KVReport
 from h2o_gguf.sampling import SamplingOptions

@@ -51,6 +51,7 @@ class Context:
         for i in range(self.n_batch):
             self._batch.seq_id[i][0] = 0
         self._abort = _abort_function()
+        self._cancel: CancelToken | None = None
 
     def close(self) -> None:
         """Free the batch; the context and the model belong to the caller."""
@@ -74,9 +75,10 @@ class Context:
         self._output[:n] = all_logits
         self._output[n - 1] = True
         self._batch.n_tokens = n
-        if cancel is not None:
-            C.llama_set_abort_callback(self.ctx, self._abort, ctypes.c_void_p(cancel.address))
         try:
+            if cancel is not None:
+                self._cancel = cancel  # lives as long as native code may read its flag
+                C.llama_set_abort_callback(self.ctx, self._abort, ctypes.c_void_p(cancel.address))
             code = int(C.llama_decode(self.ctx, self._batch))
             if code == 0:
                 C.llama_synchronize(self.ctx)
@@ -111,14 +113,20 @@ class Context:
         if self._memory is not None:
             C.llama_memory_clear(self._memory, False)
 
-    def save(self) -> bytes:
+    def save(self) -> memoryview:
         """The state of the memory, as llama.cpp writes it."""
         size = int(C.llama_state_get_size(self.ctx))
-        buffer = (ctypes.c_uint8 * size)()
-        n = int(C.llama_state_get_data(self.ctx, buffer, size))
-        return bytes(memoryview(buffer)[:n])
+        buffer = np.empty(size, np.uint8)
+        n = int(C.llama_state_get_data(self.ctx, _pointer(buffer), size))
+        return buffer[:n].data
 
-    def load(self, data: bytes) -> bool:
+    def load(self, data: bytes | memoryview) -> bool:
         """Restore what `save` returned; False if llama.cpp refuses it."""
-        buffer = (ctypes.c_uint8 * len(data)).from_buffer_copy(data)
-        return int(C.llama_state_set_data(self.ctx, buffer, len(data))) == len(data)
+        return int(
+            C.llama_state_set_data(self.ctx, _pointer(np.frombuffer(data, np.uint8)), len(data))
+        ) == len(data)
+
+
+def _pointer(array: NDArray[np.uint8]) -> Any:
+    """Where native code finds the bytes, for as long as the array lives."""
+    return array.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))

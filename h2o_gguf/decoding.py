@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from h2o_gguf.attic import Asking
-from h2o_gguf.books import Books
+from h2o_gguf.cache_books import CacheBooks
 from h2o_gguf.cancel import CancelToken
 from h2o_gguf.errors import CacheFullError, Cancelled, NativeError
 from h2o_gguf.eviction import room_failure
@@ -19,39 +19,51 @@ DECODE_ABORTED = 2
 DECODE_NO_VICTIMS = -100  # H2OG_DECODE_FAILED: room could not be made
 
 
-class Decoder(Books):
+class Decoder(CacheBooks):
     """Evaluates batches; one that fails leaves the books as they were."""
 
-    def _decode(self, tokens: Sequence[int], cancel: CancelToken | None) -> None:
-        """Evaluate one batch and enter it into the books."""
-        self._enter(tokens, self._evaluate(tokens, cancel, all_logits=self.on_logits is not None))
+    def _decode(
+        self, tokens: Sequence[int], cancel: CancelToken | None, asking: Asking | None = None
+    ) -> None:
+        """Evaluate one batch and enter it into the books.  asking : how it recalls, if there is anything."""
+        all_logits = self.on_logits is not None
+        self._enter(tokens, self._evaluate(tokens, cancel, all_logits=all_logits, asking=asking))
 
     def _enter(self, tokens: Sequence[int], rows: Logits) -> None:
         start = self.n_past
+        self._logits = None  # so that they are never those of another token, whenever Ctrl-C comes
         self._log.extend(tokens)
         self._logits = rows[-1]
         if self.on_logits is not None:
             self.on_logits(start, rows)
 
-    def _evaluate(self, tokens: Sequence[int], cancel: CancelToken | None, *, all_logits: bool) -> Logits:
+    def _evaluate(
+        self,
+        tokens: Sequence[int],
+        cancel: CancelToken | None,
+        *,
+        all_logits: bool,
+        asking: Asking | None = None,
+    ) -> Logits:
         """Evaluate one batch; return its logits, of the last token only unless all_logits."""
-        self._logits = None
-        n_asking = self.recalls.n_asking
-        asking = self.recalls.disarm()
-        code = self.context.decode(tokens, self.n_past, all_logits=all_logits, cancel=cancel)
+        self._raised()  # what a call that Ctrl-C tore off did not tell
+        asking = self.recalls.granted(asking)
+        n_asking = self.recalls.n_asking if asking else 0
+        code = self._run(tokens, cancel, all_logits, asking)
         for n in range(1, n_asking + 1):
             if code != 0 or not self._remove_from(self.n_past):
                 break
-            self.recalls.exchange_asked(self.n_past, self._pins, asks_again=n < n_asking)
-            code = self.context.decode(tokens, self.n_past, all_logits=all_logits, cancel=cancel)
-        is_policys = self._evictor is not None and self._evictor.has_error
-        if code == 0 and not is_policys:
+            self.recalls.exchange_asked(is_counted=n == n_asking)
+            code = self._run(tokens, cancel, all_logits, asking if n < n_asking else None)
+        raised = self._raised()
+        if code == 0 and raised is None:
             if asking is not None:
                 self._tell_recall(len(tokens), asking)
             return self.context.logits(len(tokens) if all_logits else 1)
-        reason = room_failure() if code == DECODE_NO_VICTIMS and not is_policys else ""
-        self._settle()
-        self._raise_policy_error()
+        reason = room_failure() if code == DECODE_NO_VICTIMS and raised is None else ""
+        self.settle()
+        if raised is not None:
+            raise raised from raised.__cause__
         if reason:
             raise NativeError(f"cannot make room for {len(tokens)} tokens: {reason}", code)
         if code == DECODE_ABORTED:
@@ -62,6 +74,16 @@ class Decoder(Books):
         raise NativeError(
             f"llama_decode returned {code} for {len(tokens)} tokens at position {self.n_past}", code
         )
+
+    def _run(
+        self, tokens: Sequence[int], cancel: CancelToken | None, all_logits: bool, asking: Asking | None
+    ) -> int:
+        with self.recalls.armed(asking, self.n_past, self._pins):
+            return self.context.decode(tokens, self.n_past, all_logits=all_logits, cancel=cancel)
+
+    def _raised(self) -> BaseException | None:
+        """What the policy, or Ctrl-C while it was asked, raised behind native code; it is told once."""
+        return self.cache.raised() if self.cache is not None else None
 
     def _tell_recall(self, n_tokens: int, asking: Asking) -> None:
         view = self.view() if self.on_recall else None

@@ -6,13 +6,13 @@ import contextlib
 from collections.abc import Generator, Sequence
 
 from h2o_gguf.align import align
-from h2o_gguf.attic import N_TURN
+from h2o_gguf.attic import N_TURN, Asking
 from h2o_gguf.batches import batches
 from h2o_gguf.cancel import CancelToken
 from h2o_gguf.decoding import Decoder
 from h2o_gguf.drafts import Draft, Guesses
 from h2o_gguf.errors import Cancelled, ContextOverflowError, OptionError
-from h2o_gguf.eviction import Span
+from h2o_gguf.pins import Span
 from h2o_gguf.protocols import Progress, Sampler
 
 __all__ = ["Engine"]
@@ -50,7 +50,7 @@ class Engine(Decoder):
         if not prompt:
             raise OptionError("the prompt has no tokens: give at least one", "prompt")
         self.context.vocab.check(prompt)
-        self._settle()
+        self.settle()
         match = align(self.tokens, prompt, self.context.vocab.text_piece)
         n_total = match.n_cached + len(prompt) - match.n_prompt
         if n_total >= self.n_ctx:
@@ -59,14 +59,16 @@ class Engine(Decoder):
         marked = self._mark is not None and self._mark[0] == kept
         if not rest and not marked and (kept < self.n_past or self._logits is None):
             kept, rest = kept - 1, self.tokens[kept - 1 : kept]  # its logits are needed again
+        spans = self._pins
         if pins is not None:
-            spans = [(match.position(start), match.position(end, end=True)) for start, end in pins]
-            self.pins = spans
+            moved = [(match.position(start), match.position(end, end=True)) for start, end in pins]
+            spans = self.checked_pins(moved)
         if not self.rollback(kept):
             kept, rest = 0, prompt
-            self.reset()
             if pins is not None:
-                self.pins = list(pins)
+                spans = self.checked_pins(pins)
+            self.reset()
+        self.pins = spans
         if rest:
             self.prefill(rest, recall=recall, progress=progress, cancel=cancel)
         return kept
@@ -90,7 +92,7 @@ class Engine(Decoder):
         self._require_open()
         todo = [int(token) for token in tokens]
         self.context.vocab.check(todo)
-        self._settle()
+        self.settle()
         if self.n_past + len(todo) > self.n_ctx:
             n_total = self.n_past + len(todo)
             raise ContextOverflowError(n_total, self.n_ctx, evicts=self.policy is not None)
@@ -98,14 +100,13 @@ class Engine(Decoder):
             for start, end in self._batches(len(todo), recall) if todo else ():
                 if cancel is not None and cancel.cancelled:
                     raise Cancelled(f"cancelled after {start} of {len(todo)} prompt tokens")
+                asking: Asking | None = None
                 if recall and end == len(todo):
+                    asking = "question"
                     self.recalls.begin_turn()
-                    self.recalls.arm(self.n_past, self._pins)
-                elif end - start >= min(
-                    N_TURN, self.context.n_batch
-                ):  # fewer are not worth an attic's reading
-                    self.recalls.arm(self.n_past, self._pins, "text")
-                self._decode(todo[start:end], cancel)
+                elif end - start >= min(N_TURN, self.context.n_batch):  # fewer do not pay for an attic's keys
+                    asking = "text"
+                self._decode(todo[start:end], cancel, asking)
                 if self._evictor is not None:
                     self._evictor.n_prompt = self.n_past
                 if progress is not None:
@@ -134,7 +135,7 @@ class Engine(Decoder):
         cancelled (`cancelled` says so). End-of-text tokens are yielded like others: the caller stops there.
         """
         self._require_open()
-        self._settle()
+        self.settle()
         self.cancelled = False
         if self._evictor is not None:
             self._evictor.n_prompt = min(self._evictor.n_prompt, self.n_past)
@@ -156,28 +157,26 @@ class Engine(Decoder):
                 n += 1
                 if n == max_tokens or self.n_past + 1 >= self.n_ctx:
                     return
-                self.recalls.arm_generated(n, self.n_past, self._pins)
                 try:
-                    self._advance(token, guesses, cancel)
+                    self._advance(token, guesses, cancel, recalls=self.recalls.is_due(n))
                 except Cancelled:
                     self.cancelled = True
                     return
         finally:
             if not self.is_closed:
-                logits = self._logits
-                self._settle()  # takes back what was guessed ahead
-                self._logits = logits if self.n_past else None
+                self.settle()  # takes back what was guessed ahead
                 self.keep_budget()
 
     def recall(self, n_tokens: int = N_TURN) -> None:
         """Let the newest tokens fetch back what they attend to: they are read again.
 
-        n_tokens : how many, fewer where forgetting them would not be exact.
+        n_tokens : how many, fewer where forgetting them would not be exact. Those that an error or Ctrl-C
+            keeps from being read again are gone.
 
         Raises: OptionError, there is no attic, or not one of them can be read again.
         """
         self._require_open()
-        self._settle()
+        self.settle()
         if self.attic is None or self.cache is None:
             raise OptionError("nothing can be recalled without an attic: give attic='ram'", "attic")
         n = min(n_tokens, self.n_past - self.cache.rollback_min())
@@ -193,18 +192,18 @@ class Engine(Decoder):
         recalls = recall and self.recalls.may_follow(self.n_past + n, budget)
         return batches(n, self.context.n_batch, N_TURN if recalls else 0)
 
-    def _advance(self, token: int, guesses: Guesses, cancel: CancelToken | None) -> None:
+    def _advance(self, token: int, guesses: Guesses, cancel: CancelToken | None, *, recalls: bool) -> None:
         """Enter one token into the sequence: evaluated ahead, or now together with new guesses."""
-        if self.recalls.is_armed:
+        if recalls:
             guesses.clear()  # what was evaluated ahead did not see what comes back now
-            self._settle()
-            self._decode([token], cancel)
+            self.settle()
+            self._decode([token], cancel, "question")
             return
         row = guesses.take(token)
         if row is not None:
             self._enter([token], row[None, :])
             return
-        self._settle()
+        self.settle()
         n_max = min(self.context.n_batch - 1, self.n_ctx - self.n_past - 1)
         if self.policy is not None:
             n_max = min(n_max, self.policy.n_recent)  # so that taking them back is exact

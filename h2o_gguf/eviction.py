@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from h2o_gguf.errors import BudgetError
-from h2o_gguf.policies import Cells, LayerBudgets, Policy, ask, ask_traces
-from h2o_gguf.policies.shares import HALF, QUARTER
+from h2o_gguf.pins import Span
+from h2o_gguf.policies import Cells, Policy, ask, ask_traces
 from h2o_gguf.saved_traces import SavedTraces
 from h2o_gguf.traces import Traces
 from h2o_gguf.view import CacheView
 
-__all__ = ["Evictor", "NativeCache", "OnEvict", "Span", "budget_for", "check_pins", "room_failure"]
+__all__ = ["Evictor", "NativeCache", "Notes", "OnEvict", "room_failure"]
 
-Span = tuple[int, int]  # half-open, positions
 OnEvict = Callable[[CacheView, Cells], None]
 
 
@@ -44,9 +42,19 @@ class NativeCache(Protocol):
     def set_policy(self, fn: Callable[[Any, int], NDArray[np.int32]] | None) -> None: ...
     def set_observer(self, fn: Callable[[Any, int], None] | None) -> None: ...
     def make_room(self, n_keep: int) -> int: ...
+    def raised(self) -> BaseException | None: ...
     def save(self) -> bytes: ...
-    def load(self, data: bytes) -> None: ...
+    def load(self, data: bytes | memoryview) -> None: ...
     def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Notes:
+    """What an evictor knows of a sequence: where its newest prompt ends, and what a policy keeps of it."""
+
+    n_prompt: int
+    n_untraced: int
+    traces: Mapping[tuple[int, ...], Traces]
 
 
 class Evictor:
@@ -64,8 +72,6 @@ class Evictor:
         self.on_evict: list[OnEvict] = []
         self._traces: dict[tuple[int, ...], Traces] = {}  # by the layers that share a cache
         self._n_untraced = 0  # positions before it were read without traces
-        self._error: BaseException | None = None
-        self._cause: BaseException | None = None
 
     def attach(self, cache: NativeCache) -> None:
         """Become the policy of a native cache."""
@@ -75,30 +81,22 @@ class Evictor:
 
     def __call__(self, native: Any, n: int) -> NDArray[np.int32]:
         """Return n victims per KV head: int32[n_layer, n_head_kv, n]."""
-        try:
-            self._traces_of(native).drop_from(int(native.n_past))
-            view = self.view(native)
-            if view.n_unobserved:
-                view = self._observe(view)
-            victims = ask(self.policy, view, n)
-            for listener in self.on_evict:
-                listener(view, victims)
-            return victims
-        except BaseException as error:
-            self._keep(error)
-            raise
+        self._traces_of(native).drop_from(int(native.n_past))
+        view = self.view(native)
+        if view.n_unobserved:
+            view = self._observe(view)
+        victims = ask(self.policy, view, n)
+        for listener in self.on_evict:
+            listener(view, victims)
+        return victims
 
     def follow(self, native: Any, n_tokens: int) -> None:
         """Take note of a batch that was computed; observe while its queries are still recorded."""
-        try:
-            traces = self._traces_of(native)
-            traces.drop_from(int(native.n_past) - n_tokens)
-            # The next batch is taken to be as long as this one.
-            if int(native.n_past) - traces.n_seen + n_tokens > self.policy.n_observed:
-                self._observe(self.view(native))
-        except BaseException as error:
-            self._keep(error)
-            raise
+        traces = self._traces_of(native)
+        traces.drop_from(int(native.n_past) - n_tokens)
+        # The next batch is taken to be as long as this one.
+        if int(native.n_past) - traces.n_seen + n_tokens > self.policy.n_observed:
+            self._observe(self.view(native))
 
     def drop_from(self, n_past: int) -> None:
         """The entries at positions >= n_past were removed, and others may take their place."""
@@ -131,6 +129,16 @@ class Evictor:
             if (layers := tuple(view.layer_ids)) in self._traces
         )
 
+    def notes(self) -> Notes:
+        """What is known of the sequence now, to go back to."""
+        traces = {layers: copy.copy(traces) for layers, traces in self._traces.items()}
+        return Notes(self.n_prompt, self._n_untraced, traces)
+
+    def go_back_to(self, notes: Notes) -> None:
+        """The sequence is again as it was then."""
+        self.n_prompt, self._n_untraced = notes.n_prompt, notes.n_untraced
+        self._traces = {layers: copy.copy(traces) for layers, traces in notes.traces.items()}
+
     def successor(self, policy: Policy) -> Evictor:
         """Return one that goes on for another policy from what this one knows, which stays as it is.
 
@@ -142,17 +150,6 @@ class Evictor:
             other._traces = {layers: copy.copy(traces) for layers, traces in self._traces.items()}
             other._n_untraced = self._n_untraced
         return other
-
-    @property
-    def has_error(self) -> bool:
-        """Whether `raise_error` would raise."""
-        return self._error is not None
-
-    def raise_error(self) -> None:
-        """Raise what the policy raised since the last call of this method, if anything."""
-        error, self._error = self._error, None
-        if error is not None:
-            raise error from self._cause
 
     def view(self, native: Any) -> CacheView:
         """What the policy would see of a native view now."""
@@ -174,10 +171,6 @@ class Evictor:
             recalled=native.recalled.copy() if native.recalled.any() else None,
         )
 
-    def _keep(self, error: BaseException) -> None:
-        # Native code stands between here and the call that ran into it: raise_error brings it there.
-        self._error, self._cause = error, error.__cause__
-
     def _traces_of(self, view: Any) -> Traces:
         """The traces of a view's layers; view : native, or a CacheView."""
         layers = tuple(view.layer_ids)
@@ -189,70 +182,6 @@ class Evictor:
         traces = ask_traces(self.policy, view)
         self._traces_of(view).put(view.pos, traces, view.n_past)
         return replace(view, traces=traces, n_unobserved=0)
-
-
-def check_pins(pins: Sequence[Span], policy: Policy) -> tuple[Span, ...]:
-    """Return the spans sorted and merged.
-
-    Raises: BudgetError, a span is not 0 <= start <= end, or they do not fit into the policy's budget beside
-        its sinks and its recent window.
-    """
-    merged: list[list[int]] = []
-    for start, end in sorted((int(s), int(e)) for s, e in pins):
-        if start < 0 or end < start:
-            raise BudgetError(f"pinned span ({start}, {end}) is not 0 <= start <= end", budget=policy.budget)
-        if start == end:
-            continue
-        if merged and start <= merged[-1][1]:
-            merged[-1][1] = max(merged[-1][1], end)
-        else:
-            merged.append([start, end])
-    spans = tuple((start, end) for start, end in merged)
-    if isinstance(policy, LayerBudgets):
-        return _check_by_layer(spans, policy)
-    n_pinned = sum(max(0, end - max(start, policy.n_sink)) for start, end in spans)
-    if n_pinned + policy.n_sink + policy.n_recent > policy.budget:
-        ways = [f"raise kv_budget to {budget_for(policy, n_pinned)} or more"]
-        if policy.n_sink + policy.n_recent < policy.budget:
-            ways.append("pin less")
-        if (n_recent := policy.budget - policy.n_sink - n_pinned) > 0:
-            ways.append(f"lower n_recent to {n_recent}")
-        raise BudgetError(
-            f"{n_pinned} pinned entries, {policy.n_sink} sinks and a recent window of {policy.n_recent} "
-            f"do not fit into a budget of {policy.budget}: {', or '.join(ways)}",
-            budget=policy.budget,
-            n_sink=policy.n_sink,
-            n_recent=policy.n_recent,
-            n_pinned=n_pinned,
-        )
-    return spans
-
-
-def _check_by_layer(spans: tuple[Span, ...], policy: LayerBudgets) -> tuple[Span, ...]:
-    for budget, part in policy.parts.items():
-        try:
-            check_pins(spans, part)
-        except BudgetError as error:
-            if len(policy.parts) == 1:
-                raise
-            raise BudgetError(
-                f"{error.n_pinned} pinned entries, {part.n_sink} sinks and a recent window of "
-                f"{part.n_recent} do not fit into a budget of {budget}, which {policy.name} gives to some "
-                "layers: raise kv_budget, split it less steeply (layer_budgets), or pin less",
-                budget=budget,
-                n_sink=part.n_sink,
-                n_recent=part.n_recent,
-                n_pinned=error.n_pinned,
-            ) from error
-    return spans
-
-
-def budget_for(policy: Policy, n_pinned: int) -> int:
-    """A budget that n_pinned entries beside the sinks fit into, also if the recent window grows with it."""
-    for part in (HALF, QUARTER):  # of what the sinks leave is the window
-        if policy.n_recent == max(0, policy.budget - policy.n_sink) // part:
-            return policy.n_sink + -(-n_pinned * part // (part - 1))
-    return policy.n_sink + n_pinned + policy.n_recent
 
 
 def room_failure() -> str:

@@ -14,7 +14,6 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 from typing_extensions import Unpack
 
 from h2o_gguf import loading
@@ -33,6 +32,7 @@ from h2o_gguf.host_memory import require_bytes
 from h2o_gguf.kinds import Callback, Count, Int32, Integer, Number, Path, Switch, Text
 from h2o_gguf.layer_budgets import read_layer_budgets
 from h2o_gguf.lock import CallLock, Gone
+from h2o_gguf.logit_rows import LogitRows
 from h2o_gguf.lowlevel import LowLevel
 from h2o_gguf.models import cannot_generate, memory_bytes, query_bytes, read_header, shape_of
 from h2o_gguf.models.catalog import refuse_name
@@ -180,7 +180,7 @@ class H2OLlama(LowLevel, Completions, Sessions, high.Llama):  # type: ignore[mis
         self._lock = CallLock("this H2OLlama")
         self._running: CancelToken | None = None
         self._chat = threading.local()
-        self._rows = np.empty((0, 0), np.single)
+        self._rows = LogitRows(0)
         self.set_seed(seed)
         self.n_threads = n_threads or loading.default_threads()
         self.n_threads_batch = n_threads_batch or self.n_threads
@@ -265,7 +265,7 @@ class H2OLlama(LowLevel, Completions, Sessions, high.Llama):  # type: ignore[mis
         self.tokenizer_ = tokenizer or high.LlamaTokenizer(self)
         self._own_tokenizer = tokenizer is None
         self._n_vocab = self._vocab.n_tokens
-        self._rows = np.empty((0, self._n_vocab), np.single)
+        self._rows = LogitRows(self._n_vocab)
         self._token_nl, self._token_eos = self.token_nl(), self.token_eos()
         self.metadata: dict[str, str] = self._model.metadata()
         texts = [
@@ -313,7 +313,7 @@ class H2OLlama(LowLevel, Completions, Sessions, high.Llama):  # type: ignore[mis
         self._stack.callback(self._engine.close)
         self._n_ctx = n_ctx
         if self._logits_all:
-            self._engine.on_logits = self._store_rows
+            self._engine.on_logits = lambda start, rows: self._rows.put(start, rows)
 
     def make_context(self, params: Any, stack: ExitStack, layer_cells: Sequence[int] = ()) -> Any:
         """Return a llama_cpp context of this model and its adapter, freed with the stack.

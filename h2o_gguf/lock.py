@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
@@ -64,14 +65,14 @@ class CallLock:
     def __init__(self, what: str, patience_s: float = PATIENCE_S) -> None:
         self.what = what
         self.patience_s = patience_s
-        self._free = threading.Condition(threading.Lock())
-        self._turn: Turn | None = None
+        self._mutex = threading.Lock()  # itself in the with-blocks, whose entry Ctrl-C cannot cut in two
+        self._free = threading.Condition(self._mutex)
+        self._last: Callable[[], Turn | None] = _nobody
 
     def enter(self) -> Turn:
         """Wait for the turn and return it.  Raises BusyError."""
-        with self._free:
-            while self._turn is not None:
-                turn = self._turn
+        with self._mutex:
+            while (turn := self._turn) is not None:
                 if turn.is_running and turn.thread == threading.get_ident():
                     raise _busy(f"cannot call {self.what} from inside one of its own calls: let it end first")
                 if not turn.is_running and threading.active_count() == 1:
@@ -82,9 +83,21 @@ class CallLock:
                         f"{self.what} has an open stream nobody has read for {idle_s:.0f} s: "
                         "read it to its end or close it"
                     )
-                self._free.wait(0.5 if turn.is_running else min(0.5, self.patience_s - idle_s + 0.001))
-            self._turn = Turn(self)
-            return self._turn
+                wait_s = 0.5 if turn.is_running else min(0.5, self.patience_s - idle_s + 0.001)
+                del turn  # or nobody could lose it meanwhile
+                self._free.wait(wait_s)
+            turn = Turn(self)
+            self._last = weakref.ref(turn)
+            return turn
+
+    @property
+    def _turn(self) -> Turn | None:
+        """Whose turn it is.
+
+        Only who has it keeps it: Ctrl-C may come before a caller has what `enter` returns, or instead of its
+        end, and must not leave the object locked.
+        """
+        return self._last()
 
     @contextmanager
     def call(self) -> Iterator[Turn]:
@@ -106,20 +119,22 @@ class CallLock:
     @contextmanager
     def last_call(self) -> Iterator[None]:
         """Wait until no call is computing, then shut the object; open streams do not hold this up."""
-        with self._free:
-            while (
-                self._turn is not None
-                and self._turn.is_running
-                and self._turn.thread != threading.get_ident()
-            ):
+        with self._mutex:
+            while (turn := self._turn) is not None and turn.is_running:
+                if turn.thread == threading.get_ident():
+                    break
+                del turn
                 self._free.wait(0.05)
             yield
 
     def _leave(self, turn: Turn) -> None:
-        with self._free:
+        with self._mutex:
             if self._turn is turn:
-                self._turn = None
+                self._last = _nobody
                 self._free.notify()
+
+
+def _nobody() -> None: ...
 
 
 def _busy(text: str) -> BusyError:

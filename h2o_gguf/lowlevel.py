@@ -16,6 +16,7 @@ from h2o_gguf.engine import Engine
 from h2o_gguf.errors import ClosedError, OptionError
 from h2o_gguf.kinds import Callback, Int32, Number, Switch, Tokens
 from h2o_gguf.lock import CallLock, Turn
+from h2o_gguf.logit_rows import LogitRows
 from h2o_gguf.options import Grammar, Mirostat, Processors, RepeatPenalty
 from h2o_gguf.sampling import ChainSampler, SamplingOptions
 
@@ -32,6 +33,7 @@ class LowLevel:
     _lock: CallLock
     _n_vocab: int
     _logits_all: bool
+    _rows: LogitRows
     _closed: bool
     _is_recurrent: bool
     _is_hybrid: bool
@@ -64,9 +66,11 @@ class LowLevel:
             # Image handlers decode into the context themselves and then tell us where it stands.
             if engine.context.n_past() != n:
                 raise OptionError(f"n_tokens is set to {n}, but the context holds {engine.context.n_past()}")
+            self._rows.shorten(engine.n_past)
             engine.adopt([*engine.tokens, *[FOREIGN] * (n - engine.n_past)], None)
         elif not engine.rollback(n):
             kept = engine.tokens[:n]
+            engine.context.vocab.check(kept)  # parts of an image cannot be read again
             engine.reset()
             if kept:
                 engine.prefill(kept)
@@ -82,25 +86,19 @@ class LowLevel:
 
     @property
     def scores(self) -> NDArray[np.single]:
-        """Logits: float32[n_tokens, n_vocab] with logits_all=True, else the last token's, [1, n_vocab]."""
+        """Logits: float32[n_tokens, n_vocab] with logits_all=True, else the last token's, [1, n_vocab].
+
+        Rows of tokens that were not evaluated here are NaN, but for the last: parts of images, and the tokens
+        of a loaded session, unless it is a LlamaState of an object with logits_all=True.
+        """
         if self._logits_all:
-            return self._rows[: self.n_tokens]
+            return self._rows.first(self.n_tokens)
         logits = self._engine.logits if self._engine is not None else None
         return np.zeros((0, self._n_vocab), np.single) if logits is None else logits[None, :]
 
     @property
     def _scores(self) -> NDArray[np.single]:
         return self.scores
-
-    _rows: NDArray[np.single]
-
-    def _store_rows(self, start: int, rows: NDArray[np.single]) -> None:
-        end = start + len(rows)
-        if end > len(self._rows):
-            grown = np.empty((max(end, 2 * len(self._rows), 256), self._n_vocab), np.single)
-            grown[: len(self._rows)] = self._rows
-            self._rows = grown
-        self._rows[start:end] = rows
 
     # -- the methods ----------------------------------------------------------------------------------
 
@@ -158,7 +156,13 @@ class LowLevel:
                     raise OptionError(
                         f"no logits are kept for position {idx}: use logits_all=True", "logits_all"
                     )
-                logits = self._rows[idx]
+                logits = self.scores[idx]
+                if np.isnan(logits).any():
+                    raise OptionError(
+                        f"the logits of position {idx} are not known: it came with a session or an image; "
+                        "eval its tokens here",
+                        "idx",
+                    )
             if logits is None:
                 raise OptionError("nothing has been read yet: eval a prompt first", "prompt")
             token = sampler.sample(logits, engine.token_array)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from h2o_gguf.errors import OptionError
-from h2o_gguf.eviction import Span
+from h2o_gguf.pins import Span
 from h2o_gguf.vocab import NO_TOKEN, Vocab
 
 __all__ = ["completion_tokens", "find_text", "has_infill", "one_bos"]

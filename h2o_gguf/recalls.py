@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from h2o_gguf.attic import Asking, Attic
 
@@ -10,15 +11,21 @@ __all__ = ["Recalls"]
 
 
 class Recalls:
-    """Arms the next batch of a sequence.
+    """Arms the batches of a sequence that recall, and no others.
 
     attic : None: nothing is ever recalled. is_on : whether batches recall; without, the attic only fills.
+    with_texts : whether texts recall for themselves.
     """
 
     def __init__(self, attic: Attic | None) -> None:
         self.attic = attic
-        self.is_on = True
-        self._armed: Asking | None = None
+        self.is_on = self.with_texts = True
+        self._is_armed = False  # or may be: Ctrl-C came before a batch, or while the attic was told
+
+    @property
+    def has_any(self) -> bool:
+        """Whether there is something to recall now."""
+        return self.is_on and self.attic is not None and not self.attic.is_empty
 
     def may_follow(self, n_past: int, budget: int) -> bool:
         """Whether there will be something to recall at a position.  budget : entries that are kept."""
@@ -29,39 +36,43 @@ class Recalls:
         if self.attic is not None:
             self.attic.begin_turn()
 
-    @property
-    def is_armed(self) -> bool:
-        """Whether the next batch recalls."""
-        return self._armed is not None
-
-    def arm(self, n_past: int, pins: Sequence[tuple[int, int]], asking: Asking = "question") -> None:
-        """Let the batch at n_past recall.  pins : spans that stay in the cache. asking : see Attic."""
-        if not self.is_on or self.attic is None or self.attic.is_empty:
-            return
-        if asking == "text" and self.attic.n_asking:
-            return  # a text would be read three times
-        self.attic.recall_next(n_past, pins, asking)
-        self._armed = asking
-
-    def arm_generated(self, n: int, n_past: int, pins: Sequence[tuple[int, int]]) -> None:
-        """The same for the n-th generated token, if its turn has come."""
+    def is_due(self, n: int) -> bool:
+        """Whether the n-th generated token recalls."""
         every = self.attic.interval() if self.attic is not None else 0
-        if every and n % every == 0:
-            self.arm(n_past, pins)
+        return every > 0 and n % every == 0 and self.has_any
 
     @property
     def n_asking(self) -> int:
-        """How often the batch at hand only asks for what it recalls: see Attic."""
-        return self.attic.n_asking if self.is_armed and self.attic is not None else 0
+        """How often a batch that recalls only asks for it: see Attic."""
+        return self.attic.n_asking if self.attic is not None else 0
 
-    def exchange_asked(self, n_past: int, pins: Sequence[tuple[int, int]], *, asks_again: bool) -> None:
-        """Exchange what the batch at n_past asked for before it was rolled back."""
+    def granted(self, asking: Asking | None) -> Asking | None:
+        """How a batch recalls that asks so, if it does: a text not where it would be read three times."""
+        is_wanted = asking == "question" or (self.with_texts and self.n_asking == 0)
+        return asking if is_wanted and self.has_any else None
+
+    @contextmanager
+    def armed(self, asking: Asking | None, n_past: int, pins: Sequence[tuple[int, int]]) -> Iterator[None]:
+        """In the with-block the batch at n_past is decoded: the only one that recalls, if any does.
+
+        asking : how; None: not at all. pins : spans that stay in the cache.
+        """
+        self.withdraw()
+        try:
+            if asking is not None and self.attic is not None:
+                self._is_armed = True
+                self.attic.recall_next(n_past, pins, asking)
+            yield
+        finally:
+            self.withdraw()
+
+    def withdraw(self) -> None:
+        """Let no batch recall that was armed and never decoded."""
+        if self._is_armed and self.attic is not None:
+            self.attic.withdraw()
+            self._is_armed = False
+
+    def exchange_asked(self, *, is_counted: bool) -> None:
+        """Exchange what a batch asked for before it was rolled back.  is_counted : by the turn."""
         if self.attic is not None:
-            self.attic.exchange_asked(is_counted=not asks_again)
-            if asks_again:
-                self.attic.recall_next(n_past, pins)
-
-    def disarm(self) -> Asking | None:
-        """Return how the batch at hand recalls, if it does; the next one does not."""
-        was, self._armed = self._armed, None
-        return was
+            self.attic.exchange_asked(is_counted=is_counted)

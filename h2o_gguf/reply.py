@@ -51,30 +51,35 @@ def write_reply(
         max_tokens = engine.context.n_ctx_train
     vocab = engine.context.vocab
     characters, scanner = Utf8Stream(), StopScanner(stops)
+    is_said = True  # or Ctrl-C came between a token and its text
     try:
         with closing(engine.generate(sampler, max_tokens=max_tokens, cancel=cancel)) as tokens:
             for token in tokens:
                 if vocab.is_end(token):
                     reply.finish_reason = "stop"
                     break
+                is_said = False
                 reply.tokens.append(token)
                 text = scanner.push(characters.push(vocab.piece(token)))
                 if scanner.stopped:
                     reply.finish_reason = "stop"
+                reply.text += text
+                is_said = True
                 if text:
-                    reply.text += text
                     yield text
                 if scanner.stopped:
                     return
             else:
                 reply.finish_reason = "cancelled" if engine.cancelled else "length"
                 reply.is_cut_by_context = not engine.cancelled and len(reply.tokens) < max_tokens
+        is_said = False
         rest = scanner.finish()
         if scanner.stopped:
             reply.finish_reason = "stop"
+        reply.text += rest
+        is_said = True
         if rest:
-            reply.text += rest
             yield rest
     finally:
         # What was held back or swallowed is in the tokens, but not in the text.
-        reply.is_whole = not (scanner.stopped or scanner.held or characters.held)
+        reply.is_whole = is_said and not (scanner.stopped or scanner.held or characters.held)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["SavedTraces", "pack", "unpack"]
+__all__ = ["SavedTraces", "check_traces", "pack", "unpack"]
 
 
 class Header(NamedTuple):
@@ -47,6 +47,31 @@ class SavedTraces:
             raise ValueError("traces that are no finite numbers")
 
 
+def check_traces(
+    groups: Sequence[SavedTraces], n_head_kv: Mapping[tuple[int, ...], int], n_past: int
+) -> None:
+    """Raise ValueError unless these can be the traces of a sequence of n_past tokens.
+
+    n_head_kv : of the layers that share a cache, for each such group.
+    """
+    if len({group.layers for group in groups}) < len(groups):
+        raise ValueError("traces that have layers twice")
+    for group in groups:
+        if group.layers not in n_head_kv:
+            raise ValueError(f"traces of layers {group.layers}, which share no cache")
+        if group.pos.shape[1] != n_head_kv[group.layers]:
+            raise ValueError(f"traces of {group.pos.shape[1]} heads where {n_head_kv[group.layers]} are")
+        if not 0 <= group.n_seen <= n_past:
+            raise ValueError(f"traces of {group.n_seen} queries for {n_past} tokens")
+        if group.pos.size and not -1 <= group.pos.min() <= group.pos.max() < n_past:
+            raise ValueError(
+                f"traces at positions {group.pos.min()} to {group.pos.max()} for {n_past} tokens"
+            )
+        pos = np.sort(group.pos, axis=-1)
+        if ((pos[..., 1:] == pos[..., :-1]) & (pos[..., 1:] >= 0)).any():
+            raise ValueError("traces that have a position twice in one head")
+
+
 def pack(groups: Sequence[SavedTraces]) -> tuple[list[Header], bytes]:
     """The groups as plain headers and bytes."""
     headers = [Header(list(g.layers), g.n_seen, list(g.numbers.shape)) for g in groups]
@@ -55,7 +80,7 @@ def pack(groups: Sequence[SavedTraces]) -> tuple[list[Header], bytes]:
     )
 
 
-def unpack(headers: Sequence[Sequence[Any]], data: bytes) -> tuple[SavedTraces, ...]:
+def unpack(headers: Sequence[Sequence[Any]], data: bytes | memoryview) -> tuple[SavedTraces, ...]:
     """What `pack` was given.  Raises: ValueError, TypeError, OverflowError: it is something else."""
     found, at = [], 0
     for layers, n_seen, shape in headers:

@@ -9,8 +9,10 @@ import numpy as np
 
 from h2o_gguf.cancel import CancelToken
 from h2o_gguf.errors import StateFileError
+from h2o_gguf.logit_rows import LogitRows
 from h2o_gguf.native import high
-from h2o_gguf.state import Session, restore_session, save_session
+from h2o_gguf.restoring import restore_session, save_session
+from h2o_gguf.state import Session
 
 if TYPE_CHECKING:
     from h2o_gguf.engine import Engine
@@ -27,20 +29,27 @@ class Sessions:
     """save_state and load_state, which also keep positions, scores and pins."""
 
     context_params: Any
+    scores: Any
     _fingerprint: str  # of the model file as it was loaded: it may be gone or another one by now
+    _logits_all: bool
     _model: Any
     _n_vocab: int
+    _rows: LogitRows
     _seed: int
 
     def save_state(self) -> Any:
-        """The sequence as a llama_cpp.LlamaState; its size grows with the cells used and the attic."""
+        """The sequence as a llama_cpp.LlamaState; its size grows with the cells used and the attic.
+
+        Its scores are the last token's logits; with logits_all=True those of every token, which take more.
+        """
         with self._call():
             return self._save_state()
 
     def load_state(self, state: Any) -> None:
         """Go on where a state was saved, here or in another process.
 
-        state : a LlamaState of save_state, or its llama_state bytes.
+        state : a LlamaState of save_state, or its llama_state bytes. Those have no logits but the last
+            token's: with logits_all=True the rows of the others are NaN in `scores`.
 
         Raises: StateFileError, it is damaged, or belongs to another model or kind of cache; BudgetError, what
             it pins does not fit. The object then goes on where it was.
@@ -53,9 +62,7 @@ class Sessions:
         data = session.to_bytes()
         return high.LlamaState(
             input_ids=session.tokens.astype(np.intc),
-            scores=session.logits[None, :]
-            if session.logits.size
-            else np.zeros((0, self._n_vocab), np.single),
+            scores=self.scores.copy(),
             n_tokens=int(session.tokens.size),
             llama_state=data,
             llama_state_size=len(data),
@@ -68,11 +75,25 @@ class Sessions:
             raise StateFileError(
                 f"a {type(data).__name__} is no saved session: load what save_state returned"
             )
-        restore_session(self.engine, Session.from_bytes(data), self._facts())
+        session = Session.from_bytes(data)
+        restore_session(self.engine, session, self._facts())
+        if self._logits_all:
+            self._rows = self._rows_of(session, getattr(state, "scores", None))
+
+    def _rows_of(self, session: Session, scores: Any) -> LogitRows:
+        rows, n = LogitRows(self._n_vocab), int(session.tokens.size)
+        if np.shape(scores) == (n, self._n_vocab):
+            rows.put(0, scores)
+        if session.logits.size:
+            rows.put(n - 1, session.logits[None, :])
+        return rows
 
     def _facts(self) -> dict[str, Any]:
         """What must be equal where a session is loaded."""
+        cache = self.engine.cache
+        groups = [list(group.layer_ids) for group in cache.groups] if cache is not None else []
         return {
+            **({"layer_groups": groups} if len(groups) > 1 else {}),
             "model": self._model.desc(),
             "n_params": int(self._model.n_params()),
             "fingerprint": self._fingerprint,

@@ -1,4 +1,4 @@
-"""Saved sessions: everything a sequence needs to go on in another process."""
+"""Saved sessions as files: everything a sequence needs to go on in another process."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from h2o_gguf.engine import Engine
 from h2o_gguf.errors import StateFileError
-from h2o_gguf.eviction import Span, check_pins
-from h2o_gguf.policies import granularity_of
+from h2o_gguf.pins import Span
 from h2o_gguf.saved_traces import SavedTraces, pack, unpack
 
-__all__ = ["Session", "put_session", "restore_session", "save_session"]
+__all__ = ["IMAGE", "SHARED_BY", "Session", "unreadable"]
 
 MAGIC = b"H2OGSES"
 FORMAT = 3
@@ -37,8 +35,8 @@ class Session:
     policy : whose traces these are; "" without. pins : spans that are never victims. granularity : who shared
     victims. n_evicted : entries evicted so far.
     tokens : int32[n_past], -1 where an image was. logits : float32[n_vocab] after the last token, or empty.
-    memory : llama.cpp's state. cache : the eviction state, empty without eviction. traces : what the policy
-    keeps of every entry.
+    memory : llama.cpp's state. cache : the eviction state, empty without eviction. Both are views of the file
+    they were read from. traces : what the policy keeps of every entry.
     """
 
     facts: Mapping[str, Any]
@@ -48,8 +46,8 @@ class Session:
     n_evicted: int
     tokens: NDArray[np.int32]
     logits: NDArray[np.float32]
-    memory: bytes
-    cache: bytes
+    memory: bytes | memoryview
+    cache: bytes | memoryview
     traces: tuple[SavedTraces, ...]
 
     def to_bytes(self) -> bytes:
@@ -70,8 +68,12 @@ class Session:
             self.cache,
             traces,
         ]
-        body = b"".join(piece for part in parts for piece in (SIZE.pack(len(part)), part))
-        return HEAD.pack(MAGIC, FORMAT, HEAD.size + len(body), hashlib.sha256(body).digest()) + body
+        body = [piece for part in parts for piece in (SIZE.pack(len(part)), part)]
+        digest = hashlib.sha256()
+        for piece in body:
+            digest.update(piece)
+        n_bytes = HEAD.size + sum(map(len, body))
+        return b"".join([HEAD.pack(MAGIC, FORMAT, n_bytes, digest.digest()), *body])
 
     @classmethod
     def from_bytes(cls, data: bytes | bytearray | memoryview) -> Session:
@@ -87,12 +89,12 @@ class Session:
                 n_evicted=int(books["n_evicted"]),
                 tokens=np.frombuffer(parts[1], "<i4").astype(np.int32),
                 logits=np.frombuffer(parts[2], "<f4").astype(np.float32),
-                memory=bytes(parts[3]),
-                cache=bytes(parts[4]),
-                traces=unpack(books["traces"], bytes(parts[5])),
+                memory=parts[3].toreadonly(),
+                cache=parts[4].toreadonly(),
+                traces=unpack(books["traces"], parts[5]),
             )
         except (ValueError, TypeError, LookupError, OverflowError, RecursionError) as error:
-            raise _unreadable(str(error)) from error
+            raise unreadable(str(error)) from error
 
 
 def _checked(data: memoryview) -> memoryview:
@@ -103,9 +105,14 @@ def _checked(data: memoryview) -> memoryview:
         raise StateFileError(f"the saved session is cut off after {len(data)} bytes: save it again")
     _, written, size, digest = HEAD.unpack_from(data)
     if written != FORMAT:
+        by, what = (
+            ("a newer", "update h2o-gguf, or load it with the one that saved it")
+            if written > FORMAT
+            else ("an older", "load it with the one that saved it, or read its text again and save that")
+        )
         raise StateFileError(
-            f"the session was saved in format {written} and this version of h2o-gguf reads format {FORMAT}: "
-            "save it again with this version"
+            f"the session was saved in format {written}, by {by} version of h2o-gguf than this one, which "
+            f"reads format {FORMAT} alone: {what}"
         )
     if size != len(data):
         raise StateFileError(
@@ -122,114 +129,17 @@ def _split(body: memoryview) -> list[memoryview]:
     parts: list[memoryview] = []
     for _ in range(N_PARTS):
         if len(body) < SIZE.size:
-            raise _unreadable(f"{len(parts)} parts instead of {N_PARTS}")
+            raise unreadable(f"{len(parts)} parts instead of {N_PARTS}")
         end = SIZE.size + SIZE.unpack_from(body)[0]
         if end > len(body):
-            raise _unreadable(f"a part of {end} bytes where {len(body)} are left")
+            raise unreadable(f"a part of {end} bytes where {len(body)} are left")
         parts.append(body[SIZE.size : end])
         body = body[end:]
     if body:
-        raise _unreadable(f"{len(body)} bytes after the last part")
+        raise unreadable(f"{len(body)} bytes after the last part")
     return parts
 
 
-def _unreadable(why: str) -> StateFileError:
+def unreadable(why: str) -> StateFileError:
     """The checksum is right, but another program made the file."""
     return StateFileError(f"the saved session was not written by h2o-gguf ({why}): save it again")
-
-
-def save_session(engine: Engine, facts: Mapping[str, Any]) -> Session:
-    """The engine's sequence; its size grows with the cells used."""
-    logits = engine.logits
-    return Session(
-        facts=facts,
-        policy=_policy(engine),
-        pins=tuple(engine.pins),
-        granularity=_granularity(engine),
-        n_evicted=engine.report().evicted,
-        tokens=np.asarray(engine.tokens, np.int32),
-        logits=logits if logits is not None else np.zeros(0, np.float32),
-        memory=engine.context.save(),
-        cache=engine.cache.save() if engine.cache is not None else b"",
-        traces=engine.traces(),
-    )
-
-
-def restore_session(engine: Engine, session: Session, facts: Mapping[str, Any]) -> None:
-    """Make the engine go on where the session was saved; with an error it stays where it was.
-
-    Raises: StateFileError, the session belongs to another model or kind of cache, or does not fit;
-        BudgetError, what it pins does not fit into the budget.
-    """
-    _check_belongs(engine, session, facts)
-    before = save_session(engine, facts)
-    try:
-        put_session(engine, session)
-    except BaseException:
-        put_session(engine, before)
-        raise
-
-
-def _check_belongs(engine: Engine, session: Session, facts: Mapping[str, Any]) -> None:
-    for name, value in facts.items():
-        if session.facts.get(name) != value:
-            raise StateFileError(
-                f"the session was saved with {name} {session.facts.get(name)!r}, this context has {value!r}: "
-                "load it with the same model, cache types, flash attention and RoPE options"
-            )
-    if bool(session.cache) != (engine.cache is not None):
-        was, now = ("with", "without") if session.cache else ("without", "with")
-        raise StateFileError(
-            f"the session was saved {was} eviction and this context is {now}: use the same policy"
-        )
-    was, now = session.granularity, _granularity(engine)
-    if session.n_evicted and SHARED_BY.index(was) < SHARED_BY.index(now):
-        raise StateFileError(
-            f"the session's {session.n_evicted} evictions were by {was} and this context evicts by "
-            f"{now}, which needs the same entries in all of them: load it with granularity {was!r}"
-        )
-    if session.tokens.size > engine.n_ctx:
-        raise StateFileError(
-            f"the session has {session.tokens.size} tokens and this context holds {engine.n_ctx}: "
-            "load it with a larger n_ctx"
-        )
-    n_vocab = engine.context.vocab.n_tokens
-    if session.tokens.size and not IMAGE <= session.tokens.min() <= session.tokens.max() < n_vocab:
-        raise _unreadable(f"tokens outside the vocabulary of {n_vocab}")
-    if session.logits.size not in (0, n_vocab):
-        raise _unreadable(f"{session.logits.size} logits for a vocabulary of {n_vocab}")
-    if engine.policy is not None:
-        check_pins(session.pins, engine.policy)
-
-
-def put_session(engine: Engine, session: Session) -> None:
-    """Make the engine go on where its own save_session was; after an error it must be reset.
-
-    Raises: StateFileError, BudgetError.
-    """
-    engine.reset()
-    engine.pins = list(session.pins)
-    if not engine.context.load(session.memory):
-        raise StateFileError(
-            f"llama.cpp refuses the session of {session.tokens.size} tokens: "
-            "the context may be smaller than the one it was saved from"
-        )
-    if engine.cache is not None:
-        engine.cache.load(session.cache)
-    if engine.context.n_past() != session.tokens.size:
-        raise _unreadable(f"{session.tokens.size} tokens, and a memory of {engine.context.n_past()}")
-    engine.adopt(
-        session.tokens.tolist(),
-        session.logits.copy() if session.logits.size else None,
-        session.traces if session.policy == _policy(engine) else (),
-    )
-    engine.keep_budget()
-
-
-def _policy(engine: Engine) -> str:
-    return engine.policy.name if engine.policy is not None else ""
-
-
-def _granularity(engine: Engine) -> str:
-    """Who shares victims; without a policy nobody has any."""
-    return granularity_of(engine.policy) if engine.policy is not None else "head"

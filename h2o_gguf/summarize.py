@@ -15,9 +15,9 @@ from h2o_gguf.chat_template import ChatTemplate
 from h2o_gguf.checked import checked
 from h2o_gguf.documents import Document
 from h2o_gguf.errors import BudgetError, Cancelled, ContextOverflowError, OptionError
-from h2o_gguf.eviction import budget_for
 from h2o_gguf.kinds import Callback, Integer, Spans, Text
 from h2o_gguf.pieces import Tokenizer
+from h2o_gguf.pins import budget_for
 from h2o_gguf.policies import LayerBudgets
 from h2o_gguf.reply import FinishReason, Reply, write_reply
 from h2o_gguf.report import KVReport

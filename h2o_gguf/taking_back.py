@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from h2o_gguf.engine import Engine
 from h2o_gguf.host_memory import available_bytes
-from h2o_gguf.state import Session, put_session, save_session
+from h2o_gguf.restoring import SequenceCopy
 
 __all__ = ["taken_back"]
 
@@ -24,23 +24,24 @@ def taken_back(engine: Engine, n_tokens: int) -> Iterator[None]:
     copied first, but where nothing will be evicted, or the copy is large for so few tokens or for the memory.
     Without one the sequence may be left as it is, and sync() reads all of it again.
     """
-    n_before, was = engine.n_past, _moved(engine)
-    copy = save_session(engine, {}) if _is_worth_a_copy(engine, n_tokens) else None
+    n_before, was, bookmarks = engine.n_past, _moved(engine), engine.bookmarks()
+    copy = SequenceCopy(engine) if _is_worth_a_copy(engine, n_tokens) else None
     try:
         yield
     except BaseException:
-        is_as_before = _moved(engine) == was and engine.rollback(n_before)
+        engine.settle()  # which may leave less than there was
+        is_there = engine.n_past >= n_before
+        is_as_before = is_there and _moved(engine) == was and engine.rollback(n_before)
         if not is_as_before and copy is not None:
-            _put_back(engine, copy)
-        elif not is_as_before:
-            engine.rollback(n_before)
+            copy.put_back(engine)
+        elif is_as_before or (is_there and engine.rollback(n_before)):
+            engine.go_back_to(bookmarks)
         raise
 
 
-def _moved(engine: Engine) -> tuple[int, float]:
+def _moved(engine: Engine) -> tuple[int, int]:
     """What changes where entries leave the cache or come back."""
-    report = engine.report()
-    return report.evicted, report.attic.recalled if report.attic is not None else 0.0
+    return engine.report().evicted, engine.attic.n_recalled if engine.attic is not None else 0
 
 
 def _is_worth_a_copy(engine: Engine, n_tokens: int) -> bool:
@@ -51,10 +52,3 @@ def _is_worth_a_copy(engine: Engine, n_tokens: int) -> bool:
     n_available = available_bytes()
     is_free = n_available is None or n_bytes <= n_available // SHARE
     return is_free and n_bytes <= n_tokens * COPIED_BYTES
-
-
-def _put_back(engine: Engine, copy: Session) -> None:
-    try:
-        put_session(engine, copy)
-    except Exception:  # the error on its way says more
-        engine.reset()

@@ -30,8 +30,8 @@ class TokenLog:
 
     def shorten(self, n: int) -> None:
         """Keep the first n."""
-        del self.tokens[n:]
         self._n = min(self._n, n)
+        del self.tokens[n:]
 
     def array(self) -> NDArray[np.intc]:
         """The tokens as int32[n], read-only; valid until the next change."""

@@ -54,6 +54,7 @@ class FakeEngine:
         self.tokens: list[int] = []
         self.pins: list[tuple[int, int]] = []
         self.policy: Any = None
+        self.attic: Any = None
         self.cancelled = False
         self.is_closed = False
         self.n_decoded = 0
@@ -76,8 +77,11 @@ class FakeEngine:
         del self.tokens[n_past:]
         return True
 
-    def adopt(self, tokens: Sequence[int]) -> None:
-        self.tokens[:] = tokens
+    def settle(self) -> None: ...
+
+    def bookmarks(self) -> None: ...
+
+    def go_back_to(self, bookmarks: None) -> None: ...
 
     def holds_all(self, n_tokens: int) -> bool:
         return n_tokens <= self.n_exact

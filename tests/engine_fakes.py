@@ -50,11 +50,14 @@ class FakeContext:
     batches: list[list[int]] = field(default_factory=list)
     codes: list[int] = field(default_factory=list)  # what the next decodes return
     before: Callable[[], None] = lambda: None
+    attic: Any = None  # asked by batches for which it is armed
     vocab: Any = field(default_factory=Vocab)
 
     def decode(self, tokens: Sequence[int], pos: int, *, all_logits: bool, cancel: CancelToken | None) -> int:
         assert len(tokens) <= self.n_batch and pos == len(self.seen)
         self.before()
+        if self.attic is not None:
+            self.attic.begin(pos)
         code = self.codes.pop(0) if self.codes else 0
         if cancel is not None and cancel.cancelled:
             code = DECODE_ABORTED
@@ -108,6 +111,7 @@ class FakeCache:
         self.n_evicted = 0
         self.rooms: list[int] = []  # entries of each eviction
         self.is_closed = False
+        self.error: BaseException | None = None  # raised behind a decode
         self.groups = (self,)
 
     def set_policy(self, fn: Any) -> None:
@@ -147,6 +151,10 @@ class FakeCache:
         self.rooms.append(n)
         return n
 
+    def raised(self) -> BaseException | None:
+        raised, self.error = self.error, None
+        return raised
+
     def save(self) -> bytes:
         return self.n_evicted.to_bytes(4)
 
@@ -166,15 +174,30 @@ class FakeAttic:
     is_empty: bool = False
     asked: list[int] = field(default_factory=list)  # first positions of the batches that recall
     texts: list[int] = field(default_factory=list)  # those of batches that recall for themselves
+    is_armed: bool = False
+    n_before_turn: int = 0
     pins: list[Any] = field(default_factory=list)
     n_asking: int = 0
     exchanged: list[int] = field(default_factory=list)  # positions at which what was asked for came back
+
+    def __post_init__(self) -> None:
+        self.context.attic = self
 
     @property
     def options(self) -> AtticOptions:
         return AtticOptions("ram", every=self.every)
 
-    def begin_turn(self) -> None: ...
+    def begin_turn(self) -> None:
+        self.n_before_turn = len(self.asked)
+
+    def begin(self, pos: int) -> None:
+        """A batch at pos is decoded."""
+        if self.is_armed:
+            self.is_armed = False
+            self.asked.append(pos)
+
+    def withdraw(self) -> None:
+        self.is_armed = False
 
     def interval(self) -> int:
         return self.every
@@ -184,11 +207,15 @@ class FakeAttic:
         if asking == "text":
             self.texts.append(n_past)
             return
-        self.asked.append(n_past)
+        self.is_armed = True
         self.pins.append(tuple(pins))
 
     def exchange_asked(self, *, is_counted: bool) -> None:
         self.exchanged.append(len(self.context.seen))
+
+    @property
+    def n_recalled(self) -> int:
+        return len(self.asked)
 
     n_bytes: int = 0
 

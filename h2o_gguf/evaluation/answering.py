@@ -17,7 +17,7 @@ from h2o_gguf.evaluation.prompting import Prompt
 from h2o_gguf.evaluation.sample import Sample, score
 from h2o_gguf.policies import LayerBudgets, Policy
 from h2o_gguf.protocols import Logits
-from h2o_gguf.state import put_session, save_session
+from h2o_gguf.restoring import put_session, save_session
 
 if TYPE_CHECKING:
     from h2o_gguf.engine import Engine

@@ -95,10 +95,10 @@ class _Track:
         llm.engine.reset()
         llm.engine.on_logits = lambda _, rows: self._rows.append(rows)
 
-    def read(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+    def read(self, tokens: Sequence[int], *, is_scored: bool) -> NDArray[np.float32]:
         """Log-probabilities after each token: float32[n, n_vocab]."""
         started = time.perf_counter()
-        read_on(self.llm.engine, tokens)
+        read_on(self.llm.engine, tokens, is_scored=is_scored)
         self.read_s.append((time.perf_counter() - started) / len(tokens))
         rows = log_softmax(np.concatenate(self._rows))
         self._rows.clear()
@@ -206,7 +206,7 @@ def _read(
         at = slice(start + skip - first, start + skip - first + len(nexts))
         reference = np.empty((0, 0), np.float32)
         for i, track in enumerate(tracks):
-            rows = track.read(block)[skip:][: len(nexts)]
+            rows = track.read(block, is_scored=skip < len(block))[skip:][: len(nexts)]
             if i == 0:
                 reference = rows
             if len(nexts):

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from h2o_gguf.cancel import CancelToken
 from h2o_gguf.errors import Cancelled, H2OError, OptionError
-from h2o_gguf.eviction import Span
 from h2o_gguf.explain.attention import Glance, full_cache_cells, glances
 from h2o_gguf.explain.history import History, no_gaps
 from h2o_gguf.explain.recording import Recording
+from h2o_gguf.pins import Span
 from h2o_gguf.policies import Policy
 from h2o_gguf.protocols import Progress
 from h2o_gguf.text import readable

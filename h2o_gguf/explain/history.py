@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from h2o_gguf.attic import Asking
-from h2o_gguf.eviction import Span
+from h2o_gguf.pins import Span
 
 __all__ = ["HELD", "History", "Recall", "no_gaps"]
 

@@ -243,6 +243,7 @@ typedef struct h2og_recall_params {
 // measured, and finds less.
 H2OG_API int32_t h2og_recall_next(h2og_cache * cache, int32_t seq, const h2og_span * keep, int32_t n_keep, const h2og_recall_params * params);
 H2OG_API int32_t h2og_recall_asked(h2og_cache * cache, int32_t seq);
+H2OG_API int32_t h2og_withdraw_recall(h2og_cache * cache, int32_t seq);  // whether there is one or not
 
 // What llama.cpp's own saved state lacks, and cannot be restored without once entries were evicted: positions, scores,
 // counters, recorded queries, and evicted entries as far as they are kept, which are most of it.  Save after llama_state_get_data and load after

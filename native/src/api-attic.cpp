@@ -86,6 +86,14 @@ int32_t h2og_recall_next(h2og_cache * cache, int32_t seq, const h2og_span * keep
     });
 }
 
+int32_t h2og_withdraw_recall(h2og_cache * cache, int32_t seq) {
+    return guarded([&]() -> int32_t {
+        h2og_state & s = idle_state_of(cache);
+        s.next_recalls[s.stream_of(seq)].reset();
+        return H2OG_OK;
+    });
+}
+
 int32_t h2og_recall_asked(h2og_cache * cache, int32_t seq) {
     return guarded([&]() -> int32_t {
         h2og_state & s = idle_state_of(cache);

@@ -72,4 +72,5 @@ def test_what_is_missing_is_said_plainly(
     conversation: Conversation, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = said(conversation, f"{name} x", capsys)
-    assert f"there is no {name}" in text and "later" not in text
+    assert f"there is no {name}" in text and "later" not in text and "this version" not in text
+    assert f"{name[1:]}_state() in Python" in text, "and what does it"

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 import pickle
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,9 +16,10 @@ import numpy as np
 import pytest
 from harness import random_tokens
 from llama_harness import english, model_path, open_llama, open_tiny
+from session_harness import as_file, parts_of, unchanged
 
 from h2o_gguf.errors import BudgetError, StateFileError
-from h2o_gguf.state import FORMAT, HEAD, MAGIC, SIZE
+from h2o_gguf.state import FORMAT, HEAD, MAGIC
 
 
 @pytest.fixture(scope="module")
@@ -215,29 +214,6 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         yield llama
 
 
-@contextmanager
-def unchanged(llama: Any) -> Iterator[None]:
-    """What fails in this block leaves the sequence as it was, bit for bit."""
-    before = llama.save_state().llama_state
-    yield
-    assert llama.save_state().llama_state == before
-
-
-def as_file(*parts: bytes) -> bytes:
-    """Parts under a right checksum, as another program could write them."""
-    body = b"".join(SIZE.pack(len(part)) + part for part in parts)
-    return HEAD.pack(MAGIC, FORMAT, HEAD.size + len(body), hashlib.sha256(body).digest()) + body
-
-
-def parts_of(data: bytes) -> list[bytes]:
-    parts, at = [], HEAD.size
-    while at < len(data):
-        (n,) = SIZE.unpack_from(data, at)
-        parts.append(data[at + SIZE.size : at + SIZE.size + n])
-        at += SIZE.size + n
-    return parts
-
-
 def test_a_session_with_a_flipped_bit_anywhere_is_refused(small: Any) -> None:
     data = small.save_state().llama_state
     with unchanged(small):
@@ -270,9 +246,14 @@ def test_what_is_no_session_is_refused_as_one(small: Any, state: Any) -> None:
 
 def test_a_session_of_another_format_names_both(small: Any) -> None:
     data = bytearray(small.save_state().llama_state)
-    data[len(MAGIC)] = FORMAT + 1
-    with unchanged(small), pytest.raises(StateFileError, match=f"format {FORMAT + 1}.*format {FORMAT}"):
-        small.load_state(bytes(data))
+    for written, by, what in (
+        (FORMAT + 1, "a newer", "update"),
+        (FORMAT - 1, "an older", "read its text again"),
+    ):
+        data[len(MAGIC)] = written
+        match = f"format {written}, by {by} version .* format {FORMAT} alone: .*{what}"
+        with unchanged(small), pytest.raises(StateFileError, match=match):
+            small.load_state(bytes(data))
 
 
 @pytest.mark.parametrize("name", ["facts", "traces", "pins", "granularity", "n_evicted"])

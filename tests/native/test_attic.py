@@ -203,3 +203,34 @@ def test_a_recall_is_of_one_batch_whether_it_succeeds_or_not(model: Path) -> Non
         run.cache.set_params(budget=200, block=8, decay=1.0)
         run.decode(random_tokens(1, seed=4))
         assert total(run, "n_recalled") == n, "the recall went with the batch it was for"
+
+
+def test_a_recall_that_is_withdrawn_is_not_made(model: Path) -> None:
+    with with_attic(model) as run:
+        history(run)
+        here, there = cached(run), stored(run)
+        recall_next(run)
+        run.cache.attic.withdraw()
+        run.cache.attic.withdraw()  # where there is none
+        run.decode(random_tokens(8, seed=1))
+        assert total(run, "n_recalled") == 0 and not recalled(run)
+        assert here <= cached(run) and stored(run) == there
+        make_room(run)
+        recall_next(run)
+        run.decode(random_tokens(8, seed=2))
+        assert total(run, "n_recalled") > 0, "the next one is"
+
+
+def test_withdrawing_one_sequences_recall_leaves_the_others(model: Path) -> None:
+    with with_attic(model, n_seq=2) as run:
+        history(run)
+        first = run.tokens
+        run.speak_of(1, [])
+        history(run, 120)
+        for seq, tokens in ((0, first), (1, run.tokens)):
+            run.speak_of(seq, tokens)
+            recall_next(run)
+        run.cache.attic.withdraw()
+        run.speak_of(0, first)
+        run.decode(random_tokens(8, seed=1))
+        assert total(run, "n_recalled") > 0

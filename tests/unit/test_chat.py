@@ -146,11 +146,20 @@ def test_a_message_whose_reading_is_cancelled_is_taken_back(n_exact: int) -> Non
     assert llm.says == "<s><|user|>first?<|end|><|assistant|>one<|end|><|user|>second?<|end|><|assistant|>two"
 
 
+class TokensAlone:
+    """A copy of a sequence that is only books."""
+
+    def __init__(self, engine: Any) -> None:
+        self.tokens = list(engine.tokens)
+
+    def put_back(self, engine: Any) -> None:
+        engine.tokens[:] = self.tokens
+
+
 def test_cancelling_a_long_message_costs_nothing_that_was_read_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("h2o_gguf.taking_back.save_session", lambda engine, _: list(engine.tokens))
-    monkeypatch.setattr("h2o_gguf.taking_back.put_session", lambda engine, copy: engine.adopt(copy))
+    monkeypatch.setattr("h2o_gguf.taking_back.SequenceCopy", TokensAlone)
     llm = FakeLlama("one", "two", n_exact=3)
     llm.engine.policy = SimpleNamespace(n_recent=3, budget=64)
     session = ChatSession(llm)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from engine_fakes import CONTROL, N_VOCAB, Greedy, engine, evicting, logits_are_right, take
 from numpy.typing import NDArray
 
 from h2o_gguf.cancel import CancelToken
-from h2o_gguf.decoding import DECODE_NO_ROOM
+from h2o_gguf.decoding import DECODE_ABORTED, DECODE_NO_ROOM
 from h2o_gguf.errors import (
+    BudgetError,
     CacheFullError,
     Cancelled,
     ClosedError,
@@ -326,3 +329,44 @@ def test_reading_nothing_changes_nothing() -> None:
     e.prefill([1, 2, 3])
     e.prefill([], recall=True)
     assert e.tokens == [1, 2, 3] and context.seen == [1, 2, 3]
+
+
+def test_a_cancelled_generation_can_be_gone_on_with() -> None:
+    e, context = engine()
+    e.prefill([1, 2, 3])
+    cancel = CancelToken()
+    stream = e.generate(Greedy(), cancel=cancel)
+    first = [next(stream), next(stream)]
+    context.codes = [DECODE_ABORTED]  # within the batch, not before it
+    assert list(stream) == [] and e.cancelled
+    assert e.tokens == context.seen == [1, 2, 3, first[0]] and logits_are_right(e, context)
+    assert take(e, 1) == first[1:]
+
+
+def test_a_policys_error_is_told_once() -> None:
+    """Ctrl-C while it names victims, in a call that says so by itself."""
+    e, context, _ = evicting(20)
+    e.prefill([1] * 16)
+
+    def interrupt(native: Any, n: int) -> Any:
+        raise KeyboardInterrupt
+
+    object.__setattr__(e._evictor.policy, "victims", interrupt)  # type: ignore[union-attr]
+    with pytest.raises(KeyboardInterrupt):
+        e.prefill([2] * 8)
+    object.__delattr__(e._evictor.policy, "victims")  # type: ignore[union-attr]
+    e.prefill([3] * 4)
+    assert e.tokens == context.seen and e.tokens[-4:] == [3] * 4
+
+
+def test_pins_that_do_not_fit_are_refused_before_anything_is_forgotten() -> None:
+    """In the prompt's own tokens, of which there are more than in the cache, and all must be read again."""
+    e, context, cache = evicting(20)  # a recent window of 8, so 12 can be pinned
+    merged = [41] * 12  # each spells what the tokens 1 and 2 do
+    e.prefill([*merged, *[3] * 20])
+    e.pins = [(0, 2)]
+    cache.rollback_min = lambda: 30  # type: ignore[method-assign]
+    before = list(e.tokens)
+    with pytest.raises(BudgetError):
+        e.sync([*[1, 2] * 12, *[3] * 2, 4], pins=[(0, 24)])
+    assert e.tokens == context.seen == before and e.pins == [(0, 2)]

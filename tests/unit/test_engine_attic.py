@@ -206,6 +206,9 @@ class Group:
     def recall_next(self, keep: Any, **options: Any) -> None:
         self.told.append({"keep": list(keep), **options})
 
+    def withdraw(self) -> None:
+        self.told.append({"withdrawn": True})
+
     def recall_asked(self) -> None:
         self.told.append({"asked": True})
         self.n_recalled += self.n_back
@@ -257,6 +260,8 @@ def test_each_group_has_the_numbers_of_its_own_budget_and_its_share_of_the_bytes
     ]
     attic.recall_next(500, [])
     assert (first.told[1]["n_most"], second.told[1]["n_most"]) == (66, 26)
+    attic.withdraw()
+    assert first.told[-1] == second.told[-1] == {"withdrawn": True}
 
 
 def test_a_report_counts_entries_of_a_head_and_the_last_turn_alone() -> None:

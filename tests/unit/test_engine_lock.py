@@ -40,6 +40,23 @@ def test_a_call_from_inside_a_call_is_refused_at_once() -> None:
         pass
 
 
+def test_a_turn_that_its_caller_lost_is_over() -> None:
+    """As Ctrl-C loses it, before the caller has it or instead of its end."""
+    lock = CallLock("it")
+    lock.enter()
+    with lock.call():
+        pass
+    kept = [lock.enter()]
+    thread = threading.Thread(target=kept.clear)
+    waited = threading.Thread(target=lambda: lock.enter().end())
+    waited.start()
+    time.sleep(0.05)
+    thread.start()
+    waited.join(5)
+    assert not waited.is_alive()
+    lock.refuse_inside("close")
+
+
 def test_the_only_thread_is_told_at_once_that_it_left_a_stream_open(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threading, "active_count", lambda: 1)
     lock = CallLock("it")

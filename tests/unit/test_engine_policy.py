@@ -92,8 +92,9 @@ def test_a_policys_mistake_inside_the_decode_is_found_behind_the_native_code() -
     )
 
     def native_asks() -> None:
-        with pytest.raises(PolicyError):
+        with pytest.raises(PolicyError) as caught:
             cache.fn(view, 1)
+        cache.error = caught.value
 
     context.before, context.codes = native_asks, [DECODE_NO_VICTIMS]
     with pytest.raises(PolicyError, match="oops"):

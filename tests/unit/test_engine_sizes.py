@@ -14,8 +14,8 @@ from tiny_models.headers import header
 
 from h2o_gguf.cache_options import CacheOptions
 from h2o_gguf.errors import BudgetError, OptionError
-from h2o_gguf.eviction import check_pins
 from h2o_gguf.models.shape import shape_of
+from h2o_gguf.pins import check_pins
 from h2o_gguf.policies import H2O, LayerBudgets, Pyramid, make
 from h2o_gguf.sizes import Sizes, plan_model_sizes, plan_sizes
 

@@ -17,7 +17,7 @@ from h2o_gguf.evaluation.prompting import Prompt, Prompter
 from h2o_gguf.evaluation.sample import Check, Sample, fit, score
 from h2o_gguf.evaluation.tasks import GROUPS, TASKS, choose, make_samples
 from h2o_gguf.evaluation.texts import prose
-from h2o_gguf.eviction import check_pins
+from h2o_gguf.pins import check_pins
 
 TEXT = " ".join(f"Sentence number {i} of the text." for i in range(50))
 

@@ -11,7 +11,7 @@ from engine_fakes import FakeAttic, FakeCache, FakeContext, evicting
 from h2o_gguf import taking_back
 from h2o_gguf.engine import Engine
 from h2o_gguf.recalls import Recalls
-from h2o_gguf.state import Session, save_session
+from h2o_gguf.restoring import SequenceCopy
 from h2o_gguf.taking_back import COPIED_BYTES, N_UNCOPIED, SHARE, taken_back
 
 HISTORY, BUDGET = [1, 2, 3] * 20, 40
@@ -19,14 +19,14 @@ MESSAGE = [4] * (N_UNCOPIED + 50)
 
 
 @pytest.fixture
-def copies(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Session]]:
-    made: list[Session] = []
+def copies(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[SequenceCopy]]:
+    made: list[SequenceCopy] = []
 
-    def note(engine: Engine, facts: dict[str, object]) -> Session:
-        made.append(save_session(engine, facts))
+    def note(engine: Engine) -> SequenceCopy:
+        made.append(SequenceCopy(engine))
         return made[-1]
 
-    monkeypatch.setattr(taking_back, "save_session", note)
+    monkeypatch.setattr(taking_back, "SequenceCopy", note)
     monkeypatch.setattr(taking_back, "available_bytes", lambda: None)
     yield made
 
@@ -52,7 +52,7 @@ def interrupted(e: Engine, tokens: list[int], n_read: int) -> None:
 
 
 def test_what_was_evicted_meanwhile_comes_back_though_positions_could_be_rolled_back(
-    copies: list[Session],
+    copies: list[SequenceCopy],
 ) -> None:
     e, context, cache, _ = with_history()
     n_evicted = cache.n_evicted
@@ -62,7 +62,7 @@ def test_what_was_evicted_meanwhile_comes_back_though_positions_could_be_rolled_
     assert len(copies) == 1 and cache.n_evicted == n_evicted > 0
 
 
-def test_a_copy_is_put_back_where_a_rollback_is_not_exact(copies: list[Session]) -> None:
+def test_a_copy_is_put_back_where_a_rollback_is_not_exact(copies: list[SequenceCopy]) -> None:
     e, context, cache, _ = with_history()
     n_evicted = cache.n_evicted
     interrupted(e, MESSAGE, 200)
@@ -70,14 +70,14 @@ def test_a_copy_is_put_back_where_a_rollback_is_not_exact(copies: list[Session])
     assert e.tokens == context.seen == HISTORY and cache.n_evicted == n_evicted > 0
 
 
-def test_what_is_read_to_its_end_stays(copies: list[Session]) -> None:
+def test_what_is_read_to_its_end_stays(copies: list[SequenceCopy]) -> None:
     e, context, _, _ = with_history()
     with taken_back(e, len(MESSAGE)):
         e.prefill(MESSAGE)
     assert e.tokens == context.seen == HISTORY + MESSAGE
 
 
-def test_nothing_is_copied_where_a_rollback_will_be_exact(copies: list[Session]) -> None:
+def test_nothing_is_copied_where_a_rollback_will_be_exact(copies: list[SequenceCopy]) -> None:
     n_total = len(HISTORY) + len(MESSAGE)
     e, context, _, _ = with_history(n_total)
     interrupted(e, MESSAGE, len(MESSAGE))
@@ -95,7 +95,7 @@ def test_nothing_is_copied_where_a_rollback_will_be_exact(copies: list[Session])
 
 
 @pytest.mark.parametrize("is_more", [False, True])
-def test_a_copy_is_small_for_what_is_read(is_more: bool, copies: list[Session]) -> None:
+def test_a_copy_is_small_for_what_is_read(is_more: bool, copies: list[SequenceCopy]) -> None:
     e, _, _, attic = with_history()
     attic.n_bytes = len(MESSAGE) * COPIED_BYTES - e.report().used_bytes + is_more
     interrupted(e, MESSAGE, 200)
@@ -105,7 +105,7 @@ def test_a_copy_is_small_for_what_is_read(is_more: bool, copies: list[Session]) 
 
 @pytest.mark.parametrize("is_more", [False, True])
 def test_a_copy_is_small_for_the_memory(
-    is_more: bool, copies: list[Session], monkeypatch: pytest.MonkeyPatch
+    is_more: bool, copies: list[SequenceCopy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     e, _, _, attic = with_history()
     attic.n_bytes = 1000
@@ -115,7 +115,7 @@ def test_a_copy_is_small_for_the_memory(
     assert len(copies) == (not is_more)
 
 
-def test_the_error_is_told_even_where_the_copy_cannot_be_put_back(copies: list[Session]) -> None:
+def test_the_error_is_told_even_where_the_copy_cannot_be_put_back(copies: list[SequenceCopy]) -> None:
     e, context, _, _ = with_history()
     context.load = lambda data: False  # type: ignore[method-assign]
     with pytest.raises(KeyError, match="mine"), taken_back(e, len(MESSAGE)):
