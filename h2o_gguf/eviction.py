@@ -168,10 +168,11 @@ class Evictor:
             layer_ids=tuple(native.layer_ids),
             pins=self.pins,
             n_prompt=self.n_prompt,
-            traces=traces.at(pos) if traces is not None else None,
+            traces=traces.at(pos, native.rows) if traces is not None else None,
             n_unobserved=max(0, n_past - traces.n_seen) if traces is not None else 0,
             observation=native.observation,
-            recalled=native.recalled.copy() if native.recalled.any() else None,
+            recalled=native.recalled.copy() if np.count_nonzero(native.recalled) else None,
+            rows=native.rows,
         )
 
     def _keep(self, error: BaseException) -> None:

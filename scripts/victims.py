@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from report import arguments, environment, save, table
 
 from h2o_gguf import policies
+from h2o_gguf.bindings.rows import NativeRows
 from h2o_gguf.eviction import Evictor
 
 HEAD_DIM = 128
@@ -62,6 +63,7 @@ class FullCache:
         self.layer_ids = tuple(range(n_layer))
         self.contents = self.rng.normal(size=(n_head_kv, n_cells, HEAD_DIM)).astype(np.float32)
         self.observation = SimpleNamespace(keys=self._rows, values=self._rows)
+        self.rows = NativeRows()
 
     def replace(self, victims: NDArray[np.int32]) -> None:
         """Let victims go: survivors move out of the oldest cells of the books, which take n new tokens."""

@@ -12,7 +12,7 @@ from h2o_gguf.errors import OptionError
 from h2o_gguf.policies.base import settle
 from h2o_gguf.policies.keydiff import directions
 from h2o_gguf.policies.observed import traces_of
-from h2o_gguf.policies.selection import POOLED_AXES, Cells, Granularity, counts, nth_highest, select_lowest
+from h2o_gguf.policies.selection import Cells, Granularity, fewest, select_highest, select_lowest
 from h2o_gguf.policies.shares import AUTO, QUARTER
 from h2o_gguf.view import CacheView
 
@@ -94,27 +94,13 @@ class H2OPlus:
 
         Heavy hitters are found first; of the others, those go that stand out least.
         """
-        evictable = view.evictable(self.n_sink, self.n_recent)
-        scores = np.divide(view.scores, view.queries_seen())
-        if view.traces is not None:
-            scores = self._sparing_heavy(scores, view.traces[0], evictable, n)
-        return select_lowest(view, scores, evictable, n, self.granularity)
-
-    def _sparing_heavy(
-        self, rates: NDArray[np.float32], standing: NDArray[np.float32], evictable: NDArray[np.bool_], n: int
-    ) -> NDArray[np.float32]:
-        """Return how much each entry stands out, infinite for the heavy hitters of the evictable."""
-        n_kept = int(counts(evictable).min()) - n
-        n_heavy = round((1 - self.standout) * n_kept)
-        if n_heavy <= 0:
-            return standing
-        if axes := POOLED_AXES[self.granularity]:
-            rates = np.broadcast_to(rates.sum(axes, keepdims=True), rates.shape)
-        masked = np.where(evictable, rates, np.float32(-np.inf))
-        is_heavy = masked >= nth_highest(masked, n_heavy)
-        # Half of them are: arithmetic is faster here than a branch that nobody can predict.
-        spared: NDArray[np.float32] = np.copysign(np.float32(np.inf), is_heavy - np.float32(0.5))
-        return np.maximum(standing, spared, out=spared)
+        evictable, rates = view.evictable(self.n_sink, self.n_recent), view.rates()
+        if view.traces is None:
+            return select_lowest(view, rates, evictable, n, self.granularity)
+        n_kept = fewest(evictable) - n
+        n_heavy = max(0, round((1 - self.standout) * n_kept))
+        is_heavy = select_highest(view, rates, evictable, n_heavy, self.granularity)
+        return select_lowest(view, view.traces[0], evictable & ~is_heavy, n, self.granularity)
 
 
 def _newest(pos: NDArray[np.int32], n: int) -> NDArray[np.intp]:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from h2o_gguf.errors import PolicyError
 from h2o_gguf.eviction import Evictor
 from h2o_gguf.policies import as_policy
+from h2o_gguf.rows import PlainRows
 from h2o_gguf.view import CacheView
 
 
@@ -61,6 +62,7 @@ class Cache:
             layer_ids=(0,),
             observation=None,
             recalled=np.zeros(self.pos.shape, np.bool_),
+            rows=PlainRows(),
         )
 
     def batch(self, n: int) -> None:

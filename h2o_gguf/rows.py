@@ -1,0 +1,87 @@
+"""Work on rows of cells, one row per layer and KV head, that policies and what carries their numbers share."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from h2o_gguf.errors import PolicyError
+
+__all__ = ["Marks", "Numbers", "PlainRows", "Positions", "Rows"]
+
+Numbers = NDArray[np.float32]
+Positions = NDArray[np.int32]
+Marks = NDArray[np.bool_]
+
+N_POSITIONS = 2**31  # positions are int32
+
+
+class Rows(Protocol):
+    """Who does the work. Rows are the last axis of arrays, [..., n_cells]; what differs is the time it takes."""
+
+    def lowest(self, scores: Numbers, pos: Positions, evictable: Marks, n: int) -> NDArray[np.int32]:
+        """Return the n evictable cells of each row with the lowest scores, lowest first: int32[..., n].
+
+        Of equal scores the oldest goes first. Each row must have n or more.  Raises: PolicyError, a score is NaN.
+        """
+
+    def highest(self, scores: Numbers, pos: Positions, evictable: Marks, n: int) -> Marks:
+        """Return which cells are the n evictable ones of each row with the highest scores: bool[..., n_cells].
+
+        Of equal scores the newest is higher. Each row must have n or more.  Raises: PolicyError, a score is NaN.
+        """
+
+    def rates(self, scores: Numbers, pos: Positions, n_past: int, sums: Numbers) -> Numbers:
+        """Return scores divided by sums[age], age = n_past - pos, or by the last of sums: float32[..., n_cells].
+
+        sums : float32[n_age]. pos : below n_past.
+        """
+
+    def carried(self, numbers: Numbers, was: Positions, now: Positions) -> Numbers:
+        """Return the numbers of entries that lay as in `was`, where they lie now: float32[n, ..., n_now].
+
+        0 in empty cells, and for entries that `was` lacks.
+        numbers : float32[n, ..., n_was]. was, now : [..., n_was] and [..., n_now], below 0 where a cell is empty.
+        """
+
+
+class PlainRows:
+    """Rows in numpy: the reference, for views that do not come from a native cache."""
+
+    def lowest(self, scores: Numbers, pos: Positions, evictable: Marks, n: int) -> NDArray[np.int32]:
+        """As Rows says: the first n of all in order."""
+        return _in_order(scores, pos, evictable)[..., :n].astype(np.int32)
+
+    def highest(self, scores: Numbers, pos: Positions, evictable: Marks, n: int) -> Marks:
+        """As Rows says: the last n of all in order that are evictable."""
+        rank = np.argsort(_in_order(scores, pos, evictable), axis=-1)
+        n_evictable = np.count_nonzero(evictable, axis=-1, keepdims=True)
+        return np.asarray((rank >= n_evictable - n) & (rank < n_evictable))
+
+    def rates(self, scores: Numbers, pos: Positions, n_past: int, sums: Numbers) -> Numbers:
+        """As Rows says."""
+        return np.asarray(scores / sums.take(n_past - pos, mode="clip"), np.float32)
+
+    def carried(self, numbers: Numbers, was: Positions, now: Positions) -> Numbers:
+        """As Rows says: each entry is looked up in a list of all."""
+        carried = np.zeros((len(numbers), *now.shape), np.float32)
+        left, taken = np.flatnonzero(was >= 0), np.flatnonzero(now >= 0)
+        _, source, to = np.intersect1d(_ids(was, left), _ids(now, taken), assume_unique=True, return_indices=True)
+        carried.reshape(len(numbers), -1)[:, taken[to]] = numbers.reshape(len(numbers), -1)[:, left[source]]
+        return carried
+
+
+def _in_order(scores: Numbers, pos: Positions, evictable: Marks) -> NDArray[np.intp]:
+    """Return the cells of each row by score and position, those that are not evictable last: [..., n_cells]."""
+    n_nan = np.count_nonzero(np.isnan(scores) & evictable)
+    if n_nan:
+        raise PolicyError(f"{n_nan} scores are NaN: a score must be a number or an infinity")
+    return np.lexsort((pos, scores, ~evictable))
+
+
+def _ids(pos: Positions, cells: NDArray[np.intp]) -> NDArray[np.int64]:
+    """One number per row and position, of cells counted through all rows."""
+    ids: NDArray[np.int64] = (cells // pos.shape[-1]) * N_POSITIONS + pos.reshape(-1)[cells]
+    return ids
