@@ -57,6 +57,16 @@ class NativeRows:
         check(self._lib.h2og_carried(*arrays, *counts, _in(out, np.float32)))
         return out
 
+    def distances(self, vectors: Numbers, n_last: int) -> Numbers:
+        """float32[..., n_last], as Rows says."""
+        *rows, n, dim = vectors.shape
+        if not 0 <= n_last <= n:
+            raise ValueError(f"n_last is {n_last}: it must be from 0 to {n}, of which there are vectors")
+        out = np.empty((*rows, n_last), np.float32)
+        counts = math.prod(rows), n, dim, n_last
+        check(self._lib.h2og_distances(_in(vectors, np.float32), *counts, _in(out, np.float32)))
+        return out
+
     def _choose(
         self, choose: Any, scores: Numbers, pos: Positions, evictable: Marks, n: int, out: Any
     ) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from h2o_gguf.errors import PolicyError
 
-__all__ = ["Marks", "Numbers", "PlainRows", "Positions", "Rows"]
+__all__ = ["Marks", "Numbers", "PlainRows", "Positions", "Rows", "directions"]
 
 Numbers = NDArray[np.float32]
 Positions = NDArray[np.int32]
@@ -46,6 +46,12 @@ class Rows(Protocol):
         numbers : float32[n, ..., n_was]. was, now : [..., n_was] and [..., n_now], below 0 where a cell is empty.
         """
 
+    def distances(self, vectors: Numbers, n_last: int) -> Numbers:
+        """Return 1 - cos between the last vectors and the mean of their row's directions: float32[..., n_last].
+
+        1 for a vector of 0, which has no direction.  vectors : float32[..., n, dim]. n_last : 0 to n.
+        """
+
 
 class PlainRows:
     """Rows in numpy: the reference, for views that do not come from a native cache."""
@@ -71,6 +77,22 @@ class PlainRows:
         _, source, to = np.intersect1d(_ids(was, left), _ids(now, taken), assume_unique=True, return_indices=True)
         carried.reshape(len(numbers), -1)[:, taken[to]] = numbers.reshape(len(numbers), -1)[:, left[source]]
         return carried
+
+    def distances(self, vectors: Numbers, n_last: int) -> Numbers:
+        """As Rows says."""
+        units = directions(vectors)
+        mean = directions(units.sum(-2, keepdims=True))
+        last = units[..., units.shape[-2] - n_last :, :]
+        return np.asarray(1 - (last @ mean.swapaxes(-1, -2))[..., 0], np.float32)
+
+
+def directions(
+    vectors: NDArray[np.floating[Any]], held: NDArray[np.bool_] | None = None
+) -> NDArray[np.floating[Any]]:
+    """Return vectors divided by their lengths; 0 stays 0, and so does what is not held: [..., dim]."""
+    lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
+    units: NDArray[np.floating[Any]] = vectors / np.maximum(lengths, np.finfo(vectors.dtype).tiny)
+    return units if held is None else np.where(held[..., None], units, 0)
 
 
 def _in_order(scores: Numbers, pos: Positions, evictable: Marks) -> NDArray[np.intp]:

@@ -61,7 +61,7 @@ class FullCache:
         self.recalled = np.zeros(shape, np.bool_)
         self.n_past = self.n_used = n_cells
         self.layer_ids = tuple(range(n_layer))
-        self.contents = self.rng.normal(size=(n_head_kv, n_cells, HEAD_DIM)).astype(np.float32)
+        self.contents = self.rng.normal(size=(n_head_kv * n_cells, HEAD_DIM)).astype(np.float32)
         self.observation = SimpleNamespace(keys=self._rows, values=self._rows)
         self.rows = NativeRows()
 
@@ -79,7 +79,8 @@ class FullCache:
 
     def _rows(self, _row: int, cells: NDArray[np.intp]) -> NDArray[np.float32]:
         """Some rows, at once; those of new tokens lie in the same cells of all heads."""
-        return self.contents[:, : len(cells)]
+        n_head_kv = self.pos.shape[1]
+        return self.contents[: n_head_kv * len(cells)].reshape(n_head_kv, len(cells), HEAD_DIM)
 
 
 def duration_ms(evictor: Evictor, cache: FullCache, n: int) -> float:

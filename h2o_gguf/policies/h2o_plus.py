@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from h2o_gguf.errors import OptionError
 from h2o_gguf.policies.base import settle
-from h2o_gguf.policies.keydiff import directions
 from h2o_gguf.policies.observed import traces_of
 from h2o_gguf.policies.selection import Cells, Granularity, fewest, select_highest, select_lowest
 from h2o_gguf.policies.shares import AUTO, QUARTER
@@ -85,7 +84,7 @@ class H2OPlus:
                 cells[row] = sample[:, -n_new:]
                 keys = np.take_along_axis(view.seen.keys(row), sample[..., None], 1)
                 values = np.take_along_axis(view.seen.values(row), cells[row, ..., None], 1)
-            standing[row] = _lengths(values) * _distances(keys)[:, -n_new:]
+            standing[row] = _lengths(values) * view.rows.distances(keys, n_new)
         np.put_along_axis(traces[0], cells, _smoothed(standing), -1)
         return traces
 
@@ -105,21 +104,15 @@ class H2OPlus:
 
 def _newest(pos: NDArray[np.int32], n: int) -> NDArray[np.intp]:
     """Return the cells of the n entries with the highest positions, lowest first: [..., n]."""
-    return np.argsort(pos, axis=-1)[..., -n:]
+    cells = np.argpartition(pos, -n, axis=-1)[..., -n:]
+    order = np.argsort(np.take_along_axis(pos, cells, -1), axis=-1)
+    return np.take_along_axis(cells, order, -1)
 
 
-def _lengths(vectors: NDArray[np.floating[Any]]) -> NDArray[np.floating[Any]]:
-    """Return the lengths of vectors: [..., dim] -> [...]."""
-    lengths: NDArray[np.floating[Any]] = np.sqrt(np.einsum("...d,...d->...", vectors, vectors))
+def _lengths(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return the lengths of vectors: float32[..., dim] -> float32[...]."""
+    lengths: NDArray[np.float32] = np.sqrt(np.einsum("...d,...d->...", vectors, vectors))
     return lengths
-
-
-def _distances(keys: NDArray[np.floating[Any]]) -> NDArray[np.floating[Any]]:
-    """Return 1 - cos to the mean direction of each head's keys, 1 for a key of 0: [n_head_kv, n]."""
-    shares = 1 / np.maximum(_lengths(keys), np.finfo(keys.dtype).tiny)
-    common = directions(shares[:, None] @ keys)
-    distances: NDArray[np.floating[Any]] = 1 - (common @ keys.swapaxes(1, 2))[:, 0] * shares
-    return distances
 
 
 def _smoothed(numbers: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -264,6 +264,10 @@ H2OG_API int32_t h2og_rates(const float * scores, const int32_t * pos, int64_t n
 // was lacks the position: numbers[n_numbers][n_rows][n_was], out[n_numbers][n_rows][n_now].
 H2OG_API int32_t h2og_carried(const float * numbers, const int32_t * was, const int32_t * now, int32_t n_numbers, int64_t n_rows,
                               int32_t n_was, int32_t n_now, float * out);
+
+// 1 - cos between the last of vectors[n_rows][n][dim] and the mean of their row's directions, 1 for a vector of 0:
+// out[n_rows][n_last].
+H2OG_API int32_t h2og_distances(const float * vectors, int64_t n_rows, int32_t n, int32_t dim, int32_t n_last, float * out);
 // cffi: end
 
 #ifdef __cplusplus

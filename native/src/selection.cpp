@@ -55,18 +55,30 @@ void mark(const int32_t * keys, int32_t n_cells, int32_t first, int32_t last, ui
     }
 }
 
+// Lowers each of n_groups minima to the lowest of every n_groups-th key.
+H2OG_VECTORS
+void lower(const int32_t * keys, int32_t n_cells, int32_t n_groups, int32_t * __restrict minima) {
+    for (int32_t start = 0; start < n_cells; start += n_groups) {
+        const int32_t n = std::min(n_groups, n_cells - start);
+        for (int32_t i = 0; i < n; ++i) {
+            minima[i] = keys[start + i] < minima[i] ? keys[start + i] : minima[i];
+        }
+    }
+}
+
 struct Limit {
     int32_t key = INT32_MIN;
     int32_t n_until = 0;  // keys up to it
 };
 
-// A limit for the n lowest keys.  Until it there are more only if the highest of these are equal.
-Limit limit_of(const std::vector<int32_t> & keys, const Row & row, int32_t n) {
+// A limit for the n lowest of some keys of a row, of which n_evictable may be chosen.  Until it there are more only if the highest
+// of these are equal.
+Limit limit_of(const std::vector<int32_t> & keys, int32_t n_evictable, const Row & row, int32_t n) {
     if (n == 0) {
         return {};
     }
     int64_t low = int64_t(row.lowest) - 1, high = row.highest;
-    int32_t until_low = 0, until_high = row.n_evictable;
+    int32_t until_low = 0, until_high = n_evictable;
     // By proportion where keys lie evenly, by halves where they do not.
     for (bool by_halves = false; until_high > n && high - low > 1; by_halves = !by_halves) {
         const int64_t span = high - low;
@@ -79,11 +91,26 @@ Limit limit_of(const std::vector<int32_t> & keys, const Row & row, int32_t n) {
     return { int32_t(high), until_high };
 }
 
+// A key up to which there are n keys or a few more.  n groups whose lowest is up to a limit hold n keys up to it.
+int32_t limit_near(const std::vector<int32_t> & keys, const Row & row, int32_t n, std::vector<int32_t> & minima) {
+    constexpr int32_t GROUPS_PER_KEY = 4;
+    const int64_t n_groups = int64_t(n)*GROUPS_PER_KEY;
+    if (2*n_groups < int64_t(keys.size())) {
+        minima.assign(n_groups, NEVER);
+        lower(keys.data(), int32_t(keys.size()), int32_t(n_groups), minima.data());
+        const int32_t n_there = count_until(minima.data(), int32_t(n_groups), row.highest);
+        if (n_there >= n) {
+            return limit_of(minima, n_there, row, n).key;
+        }
+    }
+    return limit_of(keys, row.n_evictable, row, n).key;
+}
+
 struct Found {
     int64_t order;  // by key, then position
     int32_t cell;
 
-    bool operator<(const Found & other) const { return order != other.order ? order < other.order : cell < other.cell; }
+    bool operator<(const Found & other) const { return order < other.order; }
 };
 
 // The cells with a key from first to last, in order.
@@ -132,9 +159,10 @@ void for_rows(const float * scores, const uint8_t * evictable, int64_t n_rows, i
 int32_t h2og_lowest(const float * scores, const int32_t * pos, const uint8_t * evictable, int64_t n_rows, int32_t n_cells, int32_t n,
                     int32_t * out) {
     return guarded([&]() -> int32_t {
+        std::vector<int32_t> minima;
         Finder find;
         for_rows(scores, evictable, n_rows, n_cells, n, [&](const std::vector<int32_t> & keys, const Row & row, int64_t i) {
-            const auto & found = find(keys, pos + i*n_cells, INT32_MIN, limit_of(keys, row, n).key);
+            const auto & found = find(keys, pos + i*n_cells, INT32_MIN, limit_near(keys, row, n, minima));
             std::transform(found.begin(), found.begin() + n, out + i*n, [](const Found & each) { return each.cell; });
         });
         return H2OG_OK;
@@ -147,7 +175,7 @@ int32_t h2og_highest(const float * scores, const int32_t * pos, const uint8_t * 
         Finder find;
         for_rows(scores, evictable, n_rows, n_cells, n, [&](const std::vector<int32_t> & keys, const Row & row, int64_t i) {
             const int32_t n_others = row.n_evictable - n;
-            const Limit limit = limit_of(keys, row, n_others);
+            const Limit limit = limit_of(keys, row.n_evictable, row, n_others);
             mark(keys.data(), n_cells, limit.key + 1, NEVER - 1, out + i*n_cells);
             if (limit.n_until > n_others) {  // of equal ones the newest are higher
                 const auto & equal = find(keys, pos + i*n_cells, limit.key, limit.key);
