@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from h2o_gguf.errors import PolicyError
+from h2o_gguf.errors import BudgetError, PolicyError
 
 __all__ = ["Marks", "Numbers", "PlainRows", "Positions", "Rows", "directions"]
 
@@ -24,13 +24,14 @@ class Rows(Protocol):
     def lowest(self, scores: Numbers, pos: Positions, evictable: Marks, n: int) -> NDArray[np.int32]:
         """Return the n evictable cells of each row with the lowest scores, lowest first: int32[..., n].
 
-        Of equal scores the oldest goes first. Each row must have n or more.  Raises: PolicyError, a score is NaN.
+        Of equal scores the oldest goes first.
+        Raises: BudgetError, a row has fewer than n. PolicyError, a score is NaN.
         """
 
     def highest(self, scores: Numbers, pos: Positions, evictable: Marks, n: int) -> Marks:
         """Return which cells are the n evictable ones of each row with the highest scores: bool[..., n_cells].
 
-        Of equal scores the newest is higher. Each row must have n or more.  Raises: PolicyError, a score is NaN.
+        Of equal scores the newest is higher.  Raises: as for lowest.
         """
 
     def rates(self, scores: Numbers, pos: Positions, n_past: int, sums: Numbers) -> Numbers:
@@ -58,11 +59,11 @@ class PlainRows:
 
     def lowest(self, scores: Numbers, pos: Positions, evictable: Marks, n: int) -> NDArray[np.int32]:
         """As Rows says: the first n of all in order."""
-        return _in_order(scores, pos, evictable)[..., :n].astype(np.int32)
+        return _in_order(scores, pos, evictable, n)[..., :n].astype(np.int32)
 
     def highest(self, scores: Numbers, pos: Positions, evictable: Marks, n: int) -> Marks:
         """As Rows says: the last n of all in order that are evictable."""
-        rank = np.argsort(_in_order(scores, pos, evictable), axis=-1)
+        rank = np.argsort(_in_order(scores, pos, evictable, n), axis=-1)
         n_evictable = np.count_nonzero(evictable, axis=-1, keepdims=True)
         return np.asarray((rank >= n_evictable - n) & (rank < n_evictable))
 
@@ -95,8 +96,11 @@ def directions(
     return units if held is None else np.where(held[..., None], units, 0)
 
 
-def _in_order(scores: Numbers, pos: Positions, evictable: Marks) -> NDArray[np.intp]:
+def _in_order(scores: Numbers, pos: Positions, evictable: Marks, n: int) -> NDArray[np.intp]:
     """Return the cells of each row by score and position, those that are not evictable last: [..., n_cells]."""
+    n_evictable = int(np.count_nonzero(evictable, axis=-1).min())
+    if n_evictable < n:
+        raise BudgetError(f"a budget too small to let {n} entries of every row go: of one only {n_evictable} may")
     n_nan = np.count_nonzero(np.isnan(scores) & evictable)
     if n_nan:
         raise PolicyError(f"{n_nan} scores are NaN: a score must be a number or an infinity")

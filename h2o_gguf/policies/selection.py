@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
@@ -39,8 +41,8 @@ def select_lowest(
     Source: ours; the order of ties is what makes runs repeat.
     """
     pos, scores, evictable = _pool(view, scores, evictable, granularity)
-    _check_enough(view, evictable, n)
-    victims = view.rows.lowest(scores, pos, evictable, n)
+    with _saying_how_few(view, evictable, n):
+        victims = view.rows.lowest(scores, pos, evictable, n)
     return np.array(np.broadcast_to(victims, (*view.shape[:2], n)), np.int32)
 
 
@@ -56,8 +58,9 @@ def select_highest(
     Of equal scores the newest is higher. All else as in select_lowest, which would leave them to the last.
     """
     pos, scores, evictable = _pool(view, scores, evictable, granularity)
-    _check_enough(view, evictable, n)
-    return np.broadcast_to(view.rows.highest(scores, pos, evictable, n), view.shape)
+    with _saying_how_few(view, evictable, n):
+        is_high = view.rows.highest(scores, pos, evictable, n)
+    return np.broadcast_to(is_high, view.shape)
 
 
 def fewest(evictable: NDArray[np.bool_]) -> int:
@@ -65,13 +68,17 @@ def fewest(evictable: NDArray[np.bool_]) -> int:
     return int(evictable.view(np.uint8).sum(axis=-1, dtype=np.int32).min())
 
 
-def _check_enough(view: CacheView, evictable: NDArray[np.bool_], n: int) -> None:
-    if (n_evictable := fewest(evictable)) < n:
+@contextlib.contextmanager
+def _saying_how_few(view: CacheView, evictable: NDArray[np.bool_], n: int) -> Iterator[None]:
+    try:
+        yield
+    except BudgetError as error:
+        n_evictable = fewest(evictable)
         raise BudgetError(
             f"{n} entries must go from every KV head, but only {n_evictable} of {view.n_used} may: "
             "raise the budget (kv_budget), or protect less",
             n_protected=view.n_used - n_evictable,
-        )
+        ) from error
 
 
 def check_granularity(granularity: str) -> None:

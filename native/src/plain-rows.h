@@ -7,7 +7,7 @@
 #include <vector>
 
 // Loops without branches, which compilers turn into vectors, for more than the base of the architecture.
-#if defined(__x86_64__) && defined(__linux__) && !defined(H2OG_SANITIZE)
+#if defined(__x86_64__) && defined(__GLIBC__)
 #define H2OG_VECTORS __attribute__((target_clones("default", "avx2", "avx512f")))
 #else
 #define H2OG_VECTORS

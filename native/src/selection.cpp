@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <utility>
 #include <vector>
 
 using namespace h2og;
@@ -91,50 +90,66 @@ Limit limit_of(const std::vector<int32_t> & keys, int32_t n_evictable, const Row
     return { int32_t(high), until_high };
 }
 
-// A key up to which there are n keys or a few more.  n groups whose lowest is up to a limit hold n keys up to it.
-int32_t limit_near(const std::vector<int32_t> & keys, const Row & row, int32_t n, std::vector<int32_t> & minima) {
-    constexpr int32_t GROUPS_PER_KEY = 4;
-    const int64_t n_groups = int64_t(n)*GROUPS_PER_KEY;
-    if (2*n_groups < int64_t(keys.size())) {
-        minima.assign(n_groups, NEVER);
-        lower(keys.data(), int32_t(keys.size()), int32_t(n_groups), minima.data());
-        const int32_t n_there = count_until(minima.data(), int32_t(n_groups), row.highest);
-        if (n_there >= n) {
-            return limit_of(minima, n_there, row, n).key;
+// Sorts cells by key, and by position where keys are equal, which few are.
+void sort(std::vector<int32_t> & cells, const std::vector<int32_t> & keys, const int32_t * pos, std::vector<int64_t> & by_key) {
+    by_key.resize(cells.size());
+    std::transform(cells.begin(), cells.end(), by_key.begin(), [&](int32_t c) { return int64_t(keys[c])*(int64_t(1) << 32) + c; });
+    std::sort(by_key.begin(), by_key.end());
+    std::transform(by_key.begin(), by_key.end(), cells.begin(), [](int64_t each) { return int32_t(each); });
+    for (auto start = cells.begin(), end = start; start != cells.end(); start = end) {
+        end = std::find_if(start, cells.end(), [&](int32_t c) { return keys[c] != keys[*start]; });
+        if (end - start > 1) {
+            std::sort(start, end, [&](int32_t a, int32_t b) { return pos[a] < pos[b]; });
         }
     }
-    return limit_of(keys, row.n_evictable, row, n).key;
 }
 
-struct Found {
-    int64_t order;  // by key, then position
-    int32_t cell;
+// Writes those of first, first + step, ... that are wanted, without a branch, which nobody could predict; returns their end.
+template <typename F>
+int32_t * keep(int32_t first, int32_t end, int32_t step, int32_t * out, F && is_wanted) {
+    for (int32_t i = first; i < end; i += step) {
+        *out = i;
+        out += is_wanted(i);
+    }
+    return out;
+}
 
-    bool operator<(const Found & other) const { return order < other.order; }
-};
-
-// The cells with a key from first to last, in order.
-class Finder {
+// Finds the n lowest cells of a row, and maybe a few more.
+class Lowest {
 public:
-    std::vector<Found> & operator()(const std::vector<int32_t> & keys, const int32_t * pos, int32_t first, int32_t last) {
-        marks.resize(keys.size());
-        mark(keys.data(), int32_t(keys.size()), first, last, marks.data());
-        find_marked(marks, cells);
-        found.clear();
-        for (const int32_t cell : cells) {
-            found.push_back({ (int64_t(keys[cell]) << 32) + pos[cell], cell });
+    const std::vector<int32_t> & operator()(const std::vector<int32_t> & keys, const Row & row, const int32_t * pos, int32_t n) {
+        // n groups whose lowest key is up to a limit hold n keys up to it.  Other groups hold none.
+        constexpr int64_t GROUPS_PER_CELL = 4;
+        const int32_t n_cells = int32_t(keys.size());
+        int32_t n_groups = int32_t(std::max<int64_t>(1, std::min<int64_t>(n*GROUPS_PER_CELL, n_cells)));
+        minima.assign(n_groups, NEVER);
+        lower(keys.data(), n_cells, n_groups, minima.data());
+        int32_t n_there = count_until(minima.data(), n_groups, row.highest);
+        if (n_there < n) {
+            n_groups = n_cells;
+            n_there = row.n_evictable;
+            minima = keys;
         }
-        std::sort(found.begin(), found.end());
-        return found;
+        const int32_t limit = limit_of(minima, n_there, row, n).key;
+        groups.resize(n_groups);
+        cells.resize(n_cells);
+        const int32_t * key = keys.data(), * minimum = minima.data();
+        const int32_t * end = keep(0, n_groups, 1, groups.data(), [=](int32_t g) { return minimum[g] <= limit; });
+        int32_t * out = cells.data();
+        for (const int32_t * group = groups.data(); group != end; ++group) {
+            out = keep(*group, n_cells, n_groups, out, [=](int32_t c) { return key[c] <= limit; });
+        }
+        cells.resize(out - cells.data());
+        sort(cells, keys, pos, by_key);
+        return cells;
     }
 
 private:
-    std::vector<uint8_t> marks;
-    std::vector<int32_t> cells;
-    std::vector<Found> found;
+    std::vector<int32_t> minima, groups, cells;
+    std::vector<int64_t> by_key;
 };
 
-// Calls f(keys, row's facts, scores index) for each row.
+// Calls f(keys, row, its index) for each row, of which n or more may be chosen.
 template <typename F>
 void for_rows(const float * scores, const uint8_t * evictable, int64_t n_rows, int32_t n_cells, int32_t n, F && f) {
     std::vector<int32_t> keys(n_cells);
@@ -142,7 +157,8 @@ void for_rows(const float * scores, const uint8_t * evictable, int64_t n_rows, i
     for (int64_t i = 0; i < n_rows; ++i) {
         const Row row = load(scores + i*n_cells, evictable + i*n_cells, n_cells, keys.data());
         if (row.n_evictable < n) {
-            fail(H2OG_INVALID, "%d entries of row %lld must be chosen, but only %d may", n, (long long) i, row.n_evictable);
+            fail(H2OG_INVALID, "a budget too small to let %d entries of every row go: of row %lld only %d may", n, (long long) i,
+                 row.n_evictable);
         }
         n_nan += row.n_nan;
         if (n_nan == 0) {
@@ -159,11 +175,9 @@ void for_rows(const float * scores, const uint8_t * evictable, int64_t n_rows, i
 int32_t h2og_lowest(const float * scores, const int32_t * pos, const uint8_t * evictable, int64_t n_rows, int32_t n_cells, int32_t n,
                     int32_t * out) {
     return guarded([&]() -> int32_t {
-        std::vector<int32_t> minima;
-        Finder find;
+        Lowest lowest;
         for_rows(scores, evictable, n_rows, n_cells, n, [&](const std::vector<int32_t> & keys, const Row & row, int64_t i) {
-            const auto & found = find(keys, pos + i*n_cells, INT32_MIN, limit_near(keys, row, n, minima));
-            std::transform(found.begin(), found.begin() + n, out + i*n, [](const Found & each) { return each.cell; });
+            std::copy_n(lowest(keys, row, pos + i*n_cells, n).begin(), n, out + i*n);
         });
         return H2OG_OK;
     });
@@ -172,14 +186,17 @@ int32_t h2og_lowest(const float * scores, const int32_t * pos, const uint8_t * e
 int32_t h2og_highest(const float * scores, const int32_t * pos, const uint8_t * evictable, int64_t n_rows, int32_t n_cells, int32_t n,
                      uint8_t * out) {
     return guarded([&]() -> int32_t {
-        Finder find;
+        std::vector<int32_t> equal;
+        std::vector<int64_t> by_key;
         for_rows(scores, evictable, n_rows, n_cells, n, [&](const std::vector<int32_t> & keys, const Row & row, int64_t i) {
             const int32_t n_others = row.n_evictable - n;
             const Limit limit = limit_of(keys, row.n_evictable, row, n_others);
             mark(keys.data(), n_cells, limit.key + 1, NEVER - 1, out + i*n_cells);
             if (limit.n_until > n_others) {  // of equal ones the newest are higher
-                const auto & equal = find(keys, pos + i*n_cells, limit.key, limit.key);
-                std::for_each(equal.end() - (limit.n_until - n_others), equal.end(), [&](const Found & each) { out[i*n_cells + each.cell] = 1; });
+                equal.resize(n_cells);
+                equal.resize(keep(0, n_cells, 1, equal.data(), [&](int32_t c) { return keys[c] == limit.key; }) - equal.data());
+                sort(equal, keys, pos + i*n_cells, by_key);
+                std::for_each(equal.end() - (limit.n_until - n_others), equal.end(), [&](int32_t c) { out[i*n_cells + c] = 1; });
             }
         });
         return H2OG_OK;
