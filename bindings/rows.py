@@ -19,8 +19,7 @@ __all__ = ["NativeRows"]
 class NativeRows:
     """An h2o_gguf.rows.Rows.
 
-    Raises: LibraryError, as library.lib() does; ValueError, arrays of different shapes; NativeError, a row has
-        fewer than n.
+    Raises: LibraryError, as library.lib() does; ValueError, arrays of different shapes.
     """
 
     def __init__(self) -> None:

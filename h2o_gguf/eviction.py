@@ -188,6 +188,9 @@ class Evictor:
 
     def _observe(self, view: CacheView) -> CacheView:
         traces = ask_traces(self.policy, view)
+        # They are kept without a copy: whoever wrote them may not any more.
+        traces = traces if traces.flags.owndata else traces.copy()
+        traces.setflags(write=False)
         self._traces_of(view).put(view.pos, traces, view.n_past)
         return replace(view, traces=traces, n_unobserved=0)
 

@@ -1,4 +1,4 @@
-"""Work on rows of cells, one row per layer and KV head, that policies and what carries their numbers share."""
+"""Work on rows of cells, one per layer and KV head, that policies and what carries their numbers share."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from h2o_gguf.errors import BudgetError, PolicyError
 
-__all__ = ["Marks", "Numbers", "PlainRows", "Positions", "Rows", "directions"]
+__all__ = ["PLAIN", "Marks", "Numbers", "PlainRows", "Positions", "Rows", "directions"]
 
 Numbers = NDArray[np.float32]
 Positions = NDArray[np.int32]
@@ -19,7 +19,7 @@ N_POSITIONS = 2**31  # positions are int32
 
 
 class Rows(Protocol):
-    """Who does the work. Rows are the last axis of arrays, [..., n_cells]; what differs is the time it takes."""
+    """Who does the work, with the same answers. Rows are the last axis of arrays, [..., n_cells]."""
 
     def lowest(self, scores: Numbers, pos: Positions, evictable: Marks, n: int) -> NDArray[np.int32]:
         """Return the n evictable cells of each row with the lowest scores, lowest first: int32[..., n].
@@ -29,13 +29,13 @@ class Rows(Protocol):
         """
 
     def highest(self, scores: Numbers, pos: Positions, evictable: Marks, n: int) -> Marks:
-        """Return which cells are the n evictable ones of each row with the highest scores: bool[..., n_cells].
+        """Return which are the n evictable cells of each row with the highest scores: bool[..., n_cells].
 
         Of equal scores the newest is higher.  Raises: as for lowest.
         """
 
     def rates(self, scores: Numbers, pos: Positions, n_past: int, sums: Numbers) -> Numbers:
-        """Return scores divided by sums[age], age = n_past - pos, or by the last of sums: float32[..., n_cells].
+        """Return scores divided by sums[n_past - pos], or by the last of sums: float32[..., n_cells].
 
         sums : float32[n_age]. pos : below n_past.
         """
@@ -44,11 +44,11 @@ class Rows(Protocol):
         """Return the numbers of entries that lay as in `was`, where they lie now: float32[n, ..., n_now].
 
         0 in empty cells, and for entries that `was` lacks.
-        numbers : float32[n, ..., n_was]. was, now : [..., n_was] and [..., n_now], below 0 where a cell is empty.
+        numbers : float32[n, ..., n_was]. was, now : [..., n_was], [..., n_now], below 0 where a cell is empty.
         """
 
     def distances(self, vectors: Numbers, n_last: int) -> Numbers:
-        """Return 1 - cos between the last vectors and the mean of their row's directions: float32[..., n_last].
+        """Return 1 - cos of the last vectors to the mean of their row's directions: float32[..., n_last].
 
         1 for a vector of 0, which has no direction.  vectors : float32[..., n, dim]. n_last : 0 to n.
         """
@@ -75,7 +75,9 @@ class PlainRows:
         """As Rows says: each entry is looked up in a list of all."""
         carried = np.zeros((len(numbers), *now.shape), np.float32)
         left, taken = np.flatnonzero(was >= 0), np.flatnonzero(now >= 0)
-        _, source, to = np.intersect1d(_ids(was, left), _ids(now, taken), assume_unique=True, return_indices=True)
+        _, source, to = np.intersect1d(
+            _ids(was, left), _ids(now, taken), assume_unique=True, return_indices=True
+        )
         carried.reshape(len(numbers), -1)[:, taken[to]] = numbers.reshape(len(numbers), -1)[:, left[source]]
         return carried
 
@@ -96,11 +98,16 @@ def directions(
     return units if held is None else np.where(held[..., None], units, 0)
 
 
+PLAIN: Rows = PlainRows()
+
+
 def _in_order(scores: Numbers, pos: Positions, evictable: Marks, n: int) -> NDArray[np.intp]:
-    """Return the cells of each row by score and position, those that are not evictable last: [..., n_cells]."""
+    """Return the cells of each row by score and position, those that may not go last: [..., n_cells]."""
     n_evictable = int(np.count_nonzero(evictable, axis=-1).min())
     if n_evictable < n:
-        raise BudgetError(f"a budget too small to let {n} entries of every row go: of one only {n_evictable} may")
+        raise BudgetError(
+            f"a budget too small to let {n} entries of every row go: of one only {n_evictable} may"
+        )
     n_nan = np.count_nonzero(np.isnan(scores) & evictable)
     if n_nan:
         raise PolicyError(f"{n_nan} scores are NaN: a score must be a number or an infinity")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from h2o_gguf.rows import PlainRows, Rows
+from h2o_gguf.rows import PLAIN, Rows
 from h2o_gguf.saved_traces import SavedTraces
 
 __all__ = ["Traces"]
@@ -31,10 +31,10 @@ class Traces:
             self._pos = np.where(self._pos < n_past, self._pos, NONE)
         self.n_seen = min(self.n_seen, n_past)
 
-    def at(self, pos: NDArray[np.int32], rows: Rows = PlainRows()) -> NDArray[np.float32]:
+    def at(self, pos: NDArray[np.int32], rows: Rows = PLAIN) -> NDArray[np.float32]:
         """Return the numbers of the entries that cells hold now, 0 for new ones and in empty cells.
 
-        pos : int32[n_layer, n_head_kv, n_cells], -1 empty.  Returns: float32[n_trace, *pos.shape].
+        pos : int32[n_layer, n_head_kv, n_cells], -1 empty. rows : who looks them up.  Returns: float32[n_trace, *pos.shape].
         """
         if self._pos is None or self._pos.shape[:2] != pos.shape[:2]:
             return np.zeros((self.n_trace, *pos.shape), np.float32)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from h2o_gguf.errors import PolicyError
 from h2o_gguf.observation import Observation
-from h2o_gguf.rows import PlainRows, Rows
+from h2o_gguf.rows import PLAIN, Rows
 
 __all__ = ["CacheView"]
 
@@ -53,7 +53,7 @@ class CacheView:
     n_unobserved: int = 0
     n_prompt: int = 0
     recalled: NDArray[np.bool_] | None = None
-    rows: Rows = PlainRows()
+    rows: Rows = PLAIN
 
     def __post_init__(self) -> None:
         if self.pos.ndim != 3 or self.scores.shape != self.pos.shape:
@@ -156,7 +156,7 @@ class CacheView:
 
 
 def _sums(decay: float, n_past: int) -> NDArray[np.float32]:
-    """Return how many queries saw an entry of each age, faded, to n_past or beyond where it no longer grows."""
+    """Return how many queries saw an entry of each age, faded: to n_past, or until it no longer grows."""
     n_ages = math.ceil(FLOAT32_BITS * math.log(2) / -math.log(decay))
     return _sums_until(decay, min(n_ages, 1 << max(1, n_past).bit_length()))
 

@@ -65,7 +65,8 @@ class Policy(Protocol):
     def n_trace(self) -> int:
         """Numbers carried along with every entry, in view.traces.  Default: 0.
 
-        Its method observe(view) -> float32[n_trace, n_layer, n_head_kv, n_cells] returns the new traces.
+        Its method observe(view) -> float32[n_trace, n_layer, n_head_kv, n_cells] returns the new traces, in an
+        array that nobody can write to from then on.
         It is called before victims and, with n_observed, at least every n_observed tokens. Without, traces
         must follow from what the cache holds: entries of a session that another policy saved are shown as
         unobserved again.

@@ -72,7 +72,9 @@ class H2OPlus:
             return traces
         n_sample = max(n_new, min(N_SAMPLE, view.n_used))
         shared = _newest(first, n_sample)
-        is_shared = (view.pos.take(shared, axis=-1) == first[shared]).all((1, 2))  # as they came, in every head
+        is_shared = (view.pos.take(shared, axis=-1) == first[shared]).all(
+            (1, 2)
+        )  # as they came, in every head
         cells = np.empty((*view.shape[:2], n_new), np.intp)
         standing = np.empty(cells.shape, np.float32)
         for row in range(view.shape[0]):

@@ -19,7 +19,11 @@ SPECIAL = np.array([np.inf, -np.inf, 0.0, -0.0, 1e-45, -1e-45, 3e38], np.float32
 
 def drawn(data: st.DataObject, same_pos: bool) -> tuple[CacheView, Any]:
     """A view, and which of its entries may go."""
-    shape = (data.draw(st.integers(1, 3)), data.draw(st.integers(1, 3)), data.draw(st.sampled_from([1, 9, 300, 1025])))
+    shape = (
+        data.draw(st.integers(1, 3)),
+        data.draw(st.integers(1, 3)),
+        data.draw(st.sampled_from([1, 9, 300, 1025])),
+    )
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
     pos = rng.permuted(np.broadcast_to(np.arange(shape[-1], dtype=np.int32), shape), axis=-1)
     if same_pos:
@@ -53,7 +57,9 @@ def test_the_same_entries_are_chosen(granularity: Any, data: st.DataObject) -> N
 
 @pytest.mark.parametrize("rows", [NativeRows(), PlainRows()], ids=["native", "plain"])
 def test_nan_is_refused_where_it_may_go(rows: Any) -> None:
-    view = CacheView(np.zeros((2, 2, 40), np.float32), np.tile(np.arange(40, dtype=np.int32), (2, 2, 1)), 40, 40)
+    view = CacheView(
+        np.zeros((2, 2, 40), np.float32), np.tile(np.arange(40, dtype=np.int32), (2, 2, 1)), 40, 40
+    )
     view, scores, evictable = replace(view, rows=rows), view.scores.copy(), view.pos >= 3
     scores[1, 0, 2:5] = np.nan
     for select in (select_lowest, select_highest):
@@ -85,17 +91,26 @@ def test_rates_are_scores_by_queries(data: st.DataObject) -> None:
 
 
 @settings(max_examples=100, deadline=None)
-@given(n_was=st.integers(1, 70), n_now=st.integers(1, 70), seed=st.integers(0, 2**32), step=st.sampled_from([1, 2**20]))
+@given(
+    n_was=st.integers(1, 70),
+    n_now=st.integers(1, 70),
+    seed=st.integers(0, 2**32),
+    step=st.sampled_from([1, 2**20]),
+)
 def test_numbers_follow_their_entries(n_was: int, n_now: int, seed: int, step: int) -> None:
     rng = np.random.default_rng(seed)
     held = np.arange(100, dtype=np.int32) * step
-    was, now = (np.stack([rng.permutation(held)[:n] for _ in range(6)]).reshape(2, 3, n) for n in (n_was, n_now))
+    was, now = (
+        np.stack([rng.permutation(held)[:n] for _ in range(6)]).reshape(2, 3, n) for n in (n_was, n_now)
+    )
     was[rng.random(was.shape) < 0.2], now[rng.random(now.shape) < 0.2] = -2, -1
     n_same = min(n_was, n_now) // 2
     now[0, :, :n_same] = was[0, :, :n_same]
     now[0, :, n_same:] = -1
     numbers = rng.random((2, *was.shape), np.float32)
-    np.testing.assert_array_equal(NativeRows().carried(numbers, was, now), PlainRows().carried(numbers, was, now))
+    np.testing.assert_array_equal(
+        NativeRows().carried(numbers, was, now), PlainRows().carried(numbers, was, now)
+    )
 
 
 def test_distances_are_those_of_the_reference() -> None:
