@@ -44,7 +44,7 @@ class Rows(Protocol):
         """Return the numbers of entries that lay as in `was`, where they lie now: float32[n, ..., n_now].
 
         0 in empty cells, and for entries that `was` lacks.
-        numbers : float32[n, ..., n_was]. was, now : [..., n_was], [..., n_now], below 0 where a cell is empty.
+        numbers : float32[n, ..., n_was]. was, now : [..., n_was] and [..., n_now], below 0 in empty cells.
         """
 
     def distances(self, vectors: Numbers, n_last: int) -> Numbers:

@@ -34,7 +34,8 @@ class Traces:
     def at(self, pos: NDArray[np.int32], rows: Rows = PLAIN) -> NDArray[np.float32]:
         """Return the numbers of the entries that cells hold now, 0 for new ones and in empty cells.
 
-        pos : int32[n_layer, n_head_kv, n_cells], -1 empty. rows : who looks them up.  Returns: float32[n_trace, *pos.shape].
+        rows : who looks them up. pos : int32[n_layer, n_head_kv, n_cells], -1 empty.
+        Returns: float32[n_trace, *pos.shape].
         """
         if self._pos is None or self._pos.shape[:2] != pos.shape[:2]:
             return np.zeros((self.n_trace, *pos.shape), np.float32)

@@ -72,9 +72,8 @@ class H2OPlus:
             return traces
         n_sample = max(n_new, min(N_SAMPLE, view.n_used))
         shared = _newest(first, n_sample)
-        is_shared = (view.pos.take(shared, axis=-1) == first[shared]).all(
-            (1, 2)
-        )  # as they came, in every head
+        as_they_came = view.pos.take(shared, axis=-1) == first[shared]
+        is_shared = as_they_came.all((1, 2))
         cells = np.empty((*view.shape[:2], n_new), np.intp)
         standing = np.empty(cells.shape, np.float32)
         for row in range(view.shape[0]):

@@ -55,10 +55,14 @@ constexpr int32_t BLOCK = 256;
 H2OG_VECTORS
 void divide(const float * scores, const int32_t * pos, int32_t n, int32_t n_past, const float * sums, int32_t n_sums,
             float * __restrict out) {
+    uint32_t ages[BLOCK];
     float divisors[BLOCK];
     for (int32_t i = 0; i < n; ++i) {
-        const uint32_t age = uint32_t(n_past) - uint32_t(pos[i]);
-        divisors[i] = sums[age < uint32_t(n_sums) ? age : n_sums - 1];
+        const uint32_t age = uint32_t(n_past) - uint32_t(pos[i]), last = uint32_t(n_sums) - 1;
+        ages[i] = age < last ? age : last;
+    }
+    for (int32_t i = 0; i < n; ++i) {
+        divisors[i] = sums[ages[i]];
     }
     for (int32_t i = 0; i < n; ++i) {
         out[i] = scores[i]/divisors[i];
