@@ -85,22 +85,27 @@ class NativeAttic:
         *,
         n_most: int = NO_LIMIT,
         n_asked: int = NO_LIMIT,
+        ask_every: int = 1,
+        n_before: int = 0,
+        n_after: int = 0,
         alike: Alike = "head",
     ) -> None:
         """Let the queries of the next batch fetch back what they attend to, before each layer attends.
 
         keep : spans of positions whose entries stay in the cache. n_most : entries of each KV head that are
-        exchanged. n_asked : of the batch's tokens, the newest that count. alike : who exchanges the same
-        positions, as granularity has it. For "token" the batch only asks: roll it back, call recall_asked,
-        and decode it again.
+        exchanged. n_asked, ask_every : of the batch's newest n_asked tokens each ask_every-th asks. n_before,
+        n_after : neighbours that come with what is asked for. alike : who exchanges the same positions, as
+        granularity has it. For "token" the batch only asks: roll it back, call recall_asked, and decode it
+        again.
 
         Raises: OptionError, the attic is not open, or a number is negative.
         """
         spans = ffi.new("h2og_span[]", [{"first": a, "end": b} for a, b in keep] or 1)
-        handle, seq = self._cache.handle, self._cache.seq
-        check_options(
-            self._lib.h2og_recall_next(handle, seq, spans, len(keep), n_most, n_asked, ALIKE[alike]), "attic"
+        params = ffi.new(
+            "h2og_recall_params *", [n_most, n_asked, ask_every, n_before, n_after, ALIKE[alike]]
         )
+        code = self._lib.h2og_recall_next(self._cache.handle, self._cache.seq, spans, len(keep), params)
+        check_options(code, "attic")
 
     def recall_asked(self) -> None:
         """Exchange what the batch asked for that was rolled back.  Raises: OptionError, it did not ask."""

@@ -12,15 +12,22 @@ from typing import Any, Literal, get_args
 from h2o_gguf.errors import OptionError
 from h2o_gguf.policies import LayerBudgets, Policy, granularity_of
 
-__all__ = ["LIMIT", "N_TURN", "Attic", "AtticOptions", "AtticReport"]
+__all__ = ["LIMIT", "N_TURN", "Asking", "Attic", "AtticOptions", "AtticReport"]
 
 Place = Literal["ram", "disk", "off"]
+Asking = Literal["question", "text"]  # who recalls: what an answer is to follow, or text that is read on
 LIMIT = 1 << 30
 OWN_TYPE = -1
 N_TURN = 32  # the newest tokens of a turn, which see what was recalled
 N_ASKING = 2  # times that a batch asks where all layers recall the same
 N_ASKED, N_ASKED_MOST = 8, 16  # the newest of them, whose queries are held against the attic
-N_TOGETHER = 11  # entries that come with what one query asks for
+N_BEFORE, N_AFTER = (
+    2,
+    8,
+)  # what a fact says stands behind what it is about, and is what will be asked for next
+N_TOGETHER = N_BEFORE + 1 + N_AFTER  # entries that come with what one query asks for
+N_FREE = 4096  # entries that each token of a text is held against; of more, every second, third, ... asks
+TEXT_PART = 2  # a text fetches half of what a question may: its own tokens are most of what it attends to
 COST = 0.1
 LAST = 2**31 - 1  # beyond every position
 
@@ -95,17 +102,34 @@ class Attic:
         """Count what is recalled from here on."""
         self._n_recalled = self._total("n_recalled")
 
-    def recall_next(self, n_past: int, pins: Sequence[tuple[int, int]]) -> None:
-        """Let the next batch recall.  n_past : its first position. pins : spans that stay in the cache."""
+    def recall_next(self, n_past: int, pins: Sequence[tuple[int, int]], asking: Asking = "question") -> None:
+        """Let the next batch recall.
+
+        n_past : its first position. pins : spans that stay in the cache. asking : the newest tokens of a
+        question fetch back much, and what stands beside it; of a text every token asks, for its own sake.
+        """
         for group in self._groups:
             policy = self._policy_of(group)
             keep = [(0, policy.n_sink), *pins, (n_past - policy.n_recent, LAST)]
             n_pinned = sum(max(0, end - max(start, policy.n_sink)) for start, end in pins)
             # As many as can stay when the budget is kept, whatever the window holds by then.
             n_most = max(0, policy.budget - policy.n_sink - policy.n_recent - n_pinned)
-            n_asked = min(N_ASKED_MOST, max(N_ASKED, n_most // N_TOGETHER))
             alike = granularity_of(self.policy)
-            group.attic.recall_next(keep, n_most=n_most, n_asked=n_asked, alike=alike)
+            if asking == "text":
+                every = max(1, -(-group.attic.info().n_entry // N_FREE))
+                # Where a text says again what it said, the tokens in between ask for what comes next.
+                group.attic.recall_next(
+                    keep, n_most=n_most // TEXT_PART, ask_every=every, n_after=every - 1, alike=alike
+                )
+                continue
+            group.attic.recall_next(
+                keep,
+                n_most=n_most,
+                n_asked=min(N_ASKED_MOST, max(N_ASKED, n_most // N_TOGETHER)),
+                n_before=N_BEFORE,
+                n_after=N_AFTER,
+                alike=alike,
+            )
 
     @property
     def n_asking(self) -> int:

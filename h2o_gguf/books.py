@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from h2o_gguf.attic import Attic
+from h2o_gguf.attic import Asking, Attic
 from h2o_gguf.errors import ClosedError, OptionError
 from h2o_gguf.eviction import Evictor, NativeCache, OnEvict, Span, check_pins
 from h2o_gguf.policies import Policy
@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 __all__ = ["Books"]
 
 OnLogits = Callable[[int, Logits], None]  # gets the position of the first row, and the rows
-OnRecall = Callable[[CacheView, int], None]  # gets the cache after the batch, and how many tokens that had
+OnRecall = Callable[
+    [CacheView, int, Asking], None
+]  # the cache after the batch, its number of tokens, how it asked
 
 
 class Books:

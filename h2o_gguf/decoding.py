@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from h2o_gguf.attic import Asking
 from h2o_gguf.books import Books
 from h2o_gguf.cancel import CancelToken
 from h2o_gguf.errors import CacheFullError, Cancelled, NativeError
@@ -36,7 +37,7 @@ class Decoder(Books):
         """Evaluate one batch; return its logits, of the last token only unless all_logits."""
         self._logits = None
         n_asking = self.recalls.n_asking
-        recalls = self.recalls.disarm()
+        asking = self.recalls.disarm()
         code = self.context.decode(tokens, self.n_past, all_logits=all_logits, cancel=cancel)
         for n in range(1, n_asking + 1):
             if code != 0 or not self._remove_from(self.n_past):
@@ -45,8 +46,8 @@ class Decoder(Books):
             code = self.context.decode(tokens, self.n_past, all_logits=all_logits, cancel=cancel)
         is_policys = self._evictor is not None and self._evictor.has_error
         if code == 0 and not is_policys:
-            if recalls:
-                self._tell_recall(len(tokens))
+            if asking is not None:
+                self._tell_recall(len(tokens), asking)
             return self.context.logits(len(tokens) if all_logits else 1)
         reason = room_failure() if code == DECODE_NO_VICTIMS and not is_policys else ""
         self._settle()
@@ -62,8 +63,8 @@ class Decoder(Books):
             f"llama_decode returned {code} for {len(tokens)} tokens at position {self.n_past}", code
         )
 
-    def _tell_recall(self, n_tokens: int) -> None:
+    def _tell_recall(self, n_tokens: int, asking: Asking) -> None:
         view = self.view() if self.on_recall else None
         if view is not None:
             for listener in self.on_recall:
-                listener(view, n_tokens)
+                listener(view, n_tokens, asking)

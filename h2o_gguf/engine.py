@@ -81,8 +81,9 @@ class Engine(Decoder):
     ) -> None:
         """Append tokens, any number of them, a ubatch at a time.
 
-        recall : where there is an attic, the last of them, a question as a rule, fetch back what they attend
-            to. progress : called with (tokens read, tokens in all) after each ubatch.
+        recall : where there is an attic, the last of them are a question, which fetches back what its answer
+            may need; all others fetch what they attend to themselves.
+        progress : called with (tokens read, tokens in all) after each ubatch.
 
         Raises: ContextOverflowError before anything is read; Cancelled, with all read so far kept.
         """
@@ -100,6 +101,10 @@ class Engine(Decoder):
                 if recall and end == len(todo):
                     self.recalls.begin_turn()
                     self.recalls.arm(self.n_past, self._pins)
+                elif end - start >= min(
+                    N_TURN, self.context.n_batch
+                ):  # fewer are not worth an attic's reading
+                    self.recalls.arm(self.n_past, self._pins, "text")
                 self._decode(todo[start:end], cancel)
                 if self._evictor is not None:
                     self._evictor.n_prompt = self.n_past

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from h2o_gguf.attic import Attic
+from h2o_gguf.attic import Asking, Attic
 
 __all__ = ["Recalls"]
 
@@ -18,7 +18,7 @@ class Recalls:
     def __init__(self, attic: Attic | None) -> None:
         self.attic = attic
         self.is_on = True
-        self.is_armed = False
+        self._armed: Asking | None = None
 
     def may_follow(self, n_past: int, budget: int) -> bool:
         """Whether there will be something to recall at a position.  budget : entries that are kept."""
@@ -29,11 +29,19 @@ class Recalls:
         if self.attic is not None:
             self.attic.begin_turn()
 
-    def arm(self, n_past: int, pins: Sequence[tuple[int, int]]) -> None:
-        """Let the batch at n_past recall.  pins : spans that stay in the cache."""
-        if self.is_on and self.attic is not None and not self.attic.is_empty:
-            self.attic.recall_next(n_past, pins)
-            self.is_armed = True
+    @property
+    def is_armed(self) -> bool:
+        """Whether the next batch recalls."""
+        return self._armed is not None
+
+    def arm(self, n_past: int, pins: Sequence[tuple[int, int]], asking: Asking = "question") -> None:
+        """Let the batch at n_past recall.  pins : spans that stay in the cache. asking : see Attic."""
+        if not self.is_on or self.attic is None or self.attic.is_empty:
+            return
+        if asking == "text" and self.attic.n_asking:
+            return  # a text would be read three times
+        self.attic.recall_next(n_past, pins, asking)
+        self._armed = asking
 
     def arm_generated(self, n: int, n_past: int, pins: Sequence[tuple[int, int]]) -> None:
         """The same for the n-th generated token, if its turn has come."""
@@ -53,7 +61,7 @@ class Recalls:
             if asks_again:
                 self.attic.recall_next(n_past, pins)
 
-    def disarm(self) -> bool:
-        """Return whether the batch at hand recalls; the next one does not."""
-        was, self.is_armed = self.is_armed, False
+    def disarm(self) -> Asking | None:
+        """Return how the batch at hand recalls, if it does; the next one does not."""
+        was, self._armed = self._armed, None
         return was

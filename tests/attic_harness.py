@@ -15,6 +15,7 @@ from h2o_gguf.policies import make
 
 BUDGET, N_UBATCH, N_SINK, N_RECENT = 48, 32, 4, 16
 LAST = 2**31 - 1
+BEFORE, AFTER = 2, 8  # neighbours that come with an entry
 ROOM = 1 << 24  # bytes, more than any of these tests fills
 Entry = tuple[int, int, int, int]  # group, layer of it, KV head, position
 
@@ -38,7 +39,8 @@ def open_attics(run: Run, max_bytes: int = ROOM, **options: Any) -> None:
 
 
 def recall_next(run: Run, keep: Sequence[tuple[int, int]] = (), **options: Any) -> None:
-    """As the engine does: sinks and the recent window stay."""
+    """As the engine does for a question: sinks and the recent window stay."""
+    options = {"n_before": BEFORE, "n_after": AFTER, **options}
     n_past = run.cache.groups[0].n_past()
     for group in run.cache.groups:
         group.attic.recall_next([(0, N_SINK), *keep, (n_past - N_RECENT, LAST)], **options)

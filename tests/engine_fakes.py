@@ -167,6 +167,7 @@ class FakeAttic:
     every: int = 0
     is_empty: bool = False
     asked: list[int] = field(default_factory=list)  # first positions of the batches that recall
+    texts: list[int] = field(default_factory=list)  # those of batches that recall for themselves
     pins: list[Any] = field(default_factory=list)
     n_asking: int = 0
     exchanged: list[int] = field(default_factory=list)  # positions at which what was asked for came back
@@ -180,8 +181,11 @@ class FakeAttic:
     def interval(self) -> int:
         return self.every
 
-    def recall_next(self, n_past: int, pins: Sequence[tuple[int, int]]) -> None:
+    def recall_next(self, n_past: int, pins: Sequence[tuple[int, int]], asking: str = "question") -> None:
         assert n_past == len(self.context.seen)
+        if asking == "text":
+            self.texts.append(n_past)
+            return
         self.asked.append(n_past)
         self.pins.append(tuple(pins))
 

@@ -61,7 +61,7 @@ def read_blocks(engine: Engine, tokens: Sequence[int], n_batch: int, *, recall: 
 def answer_bounded(llm: H2OLlama, asked: Sequence[Asked]) -> Iterator[tuple[Cell, Outcome]]:
     """Answer what is asked about one text, from an empty cache whose budget is kept after each batch.
 
-    Caches with an attic and without evict alike while a text is read: one reading does for both.
+    asked : under one cache.
     """
     engine = llm.engine
     is_hidden = asked[0].cell.question == "hidden"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
@@ -63,8 +63,7 @@ def n_tokens_left(cells: Sequence[Cell], store: Store) -> int:
 
 
 def batches(cells: Sequence[Cell]) -> list[list[Cell]]:
-    """The cells by what they share: bounded ones a cache, but for its attic, one-shot ones a length and a
-    type of cache."""
+    """The cells by what they share: bounded ones a cache, one-shot ones a length and a type of cache."""
     ordered = sorted(cells, key=_shared)
     return [list(batch) for _, batch in groupby(ordered, key=_shared)]
 
@@ -72,7 +71,7 @@ def batches(cells: Sequence[Cell]) -> list[list[Cell]]:
 def _shared(cell: Cell) -> tuple[Any, ...]:
     variant = cell.variant
     if cell.mode == "bounded":
-        return cell.mode, "", not variant.is_full, cell.budget, replace(variant, attic=False)
+        return cell.mode, "", not variant.is_full, cell.budget, variant
     return cell.mode, cell.question, cell.length, variant.type_k, variant.type_v, variant.recall_every
 
 

@@ -79,7 +79,7 @@ def glances(
             end = _batch_end(n_past, context.n_batch, queries, stops)
             if attic is not None and n_past in recalls:
                 end = min(recalls[n_past].end, max(n_past, queries.start) + 1)
-                attic.recall_next(n_past, recalls[n_past].pins)
+                attic.recall_next(n_past, recalls[n_past].pins, recalls[n_past].asking)
             if end - shift > own.n_pos_max and history is not None:
                 cache.rebase()
                 shift = n_past - cache.used()

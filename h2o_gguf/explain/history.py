@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from h2o_gguf.attic import Asking
 from h2o_gguf.eviction import Span
 
 __all__ = ["HELD", "History", "Recall", "no_gaps"]
@@ -23,14 +24,15 @@ def no_gaps() -> NDArray[np.int32]:
 class Recall:
     """A batch whose tokens fetched entries back.
 
-    start, end : its positions. pins : spans that could not be exchanged. n_total : entries of all heads
-    recalled since the sequence was cleared, these included. gaps : as in History, of what came back.
-    exchanged : int32[n, 3], what left in their place: row, KV head, position.
+    start, end : its positions. pins : spans that could not be exchanged. asking : how it recalled. n_total :
+    entries of all heads recalled since the sequence was cleared, these included. gaps : as in History, of
+    what came back. exchanged : int32[n, 3], what left in their place: row, KV head, position.
     """
 
     start: int
     end: int
     pins: tuple[Span, ...]
+    asking: Asking
     n_total: int
     gaps: NDArray[np.int32]
     exchanged: NDArray[np.int32]

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from h2o_gguf.attic import Asking
 from h2o_gguf.errors import OptionError
 from h2o_gguf.explain.history import HELD, History, Recall, no_gaps
 from h2o_gguf.policies import Cells, LayerBudgets
@@ -88,7 +89,7 @@ class Recording:
         pos = np.take_along_axis(view.pos, victims, axis=-1)
         np.put_along_axis(self._left, pos, view.n_past, axis=-1)
 
-    def _note_recall(self, view: CacheView, n_tokens: int) -> None:
+    def _note_recall(self, view: CacheView, n_tokens: int, asking: Asking) -> None:
         start = view.n_past - n_tokens
         if not self._makes_room(view.n_past):
             return
@@ -103,7 +104,7 @@ class Recording:
         exchanged = np.argwhere(~is_held & (left == HELD)).astype(np.int32)
         left[tuple(exchanged.T)] = start
         left[is_held] = HELD
-        self._recalls.append(Recall(start, view.n_past, view.pins, n_total, gaps, exchanged))
+        self._recalls.append(Recall(start, view.n_past, view.pins, asking, n_total, gaps, exchanged))
 
     def _forget_recalls(self, n_total: int, n_past: int) -> None:
         """Those beyond n_total entries were of another sequence; times after n_past were taken back."""

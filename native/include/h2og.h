@@ -223,18 +223,25 @@ H2OG_API int32_t h2og_read_attic_pos(h2og_cache * cache, int32_t seq, int32_t la
 
 typedef struct h2og_span { int32_t first, end; } h2og_span;  // positions, end not included
 
-// While the next batch is decoded, before each layer attends, the queries of the sequence's tokens in it, the newest n_asked,
-// fetch back entries that they attend to, at most n_most for each KV head, in place of entries they do not, other than those at
-// positions to keep.  Each ubatch of the batch does so for itself.  h2og_rollback_min() rises above the positions whose entries
-// were exchanged: keep the newest, if they are to be rolled back.  Used by the next batch that is placed; emptying the sequence
-// withdraws it.  Of each group on its own.
-// alike: whose heads exchange the same positions, for policies that evict so.  With H2OG_ALIKE_MODEL no layer knows what to fetch
-// before all have asked: the batch only asks, and counts neither for scores nor for observers.  Roll it back then, exchange with
-// h2og_recall_asked(), and decode it again; or first let it ask once more, since upper layers ask otherwise after a recall.  What
-// came the first time is an entry like others then: sparing it as well was measured, and finds less.
 enum { H2OG_ALIKE_HEAD = 0, H2OG_ALIKE_LAYER = 1, H2OG_ALIKE_MODEL = 2 };
-H2OG_API int32_t h2og_recall_next(h2og_cache * cache, int32_t seq, const h2og_span * keep, int32_t n_keep, int32_t n_most, int32_t n_asked,
-                                  int32_t alike);
+
+typedef struct h2og_recall_params {
+    int32_t n_most;           // exchanges of each KV head
+    int32_t n_asked;          // the newest of the batch's queries, among which those lie that ask
+    int32_t ask_every;        // each how-manieth of them does, from the newest back
+    int32_t n_before, n_after;  // neighbours that come with what is asked for, positions before it and behind
+    int32_t alike;            // H2OG_ALIKE_*: whose heads exchange the same positions, for policies that evict so
+} h2og_recall_params;
+
+// While the next batch is decoded, before each layer attends, queries of the sequence's tokens in it fetch back entries that they
+// attend to, in place of entries they do not, other than those at positions to keep.  Each ubatch of the batch does so for
+// itself.  h2og_rollback_min() rises above the positions whose entries were exchanged: keep the newest, if they are to be rolled
+// back.  Used by the next batch that is placed; emptying the sequence withdraws it.  Of each group on its own.
+// With H2OG_ALIKE_MODEL no layer knows what to fetch before all have asked: the batch only asks, and counts neither for scores nor
+// for observers.  Roll it back then, exchange with h2og_recall_asked(), and decode it again; or first let it ask once more, since
+// upper layers ask otherwise after a recall.  What came the first time is an entry like others then: sparing it as well was
+// measured, and finds less.
+H2OG_API int32_t h2og_recall_next(h2og_cache * cache, int32_t seq, const h2og_span * keep, int32_t n_keep, const h2og_recall_params * params);
 H2OG_API int32_t h2og_recall_asked(h2og_cache * cache, int32_t seq);
 
 // What llama.cpp's own saved state lacks, and cannot be restored without once entries were evicted: positions, scores,

@@ -3,6 +3,12 @@
 
 using namespace h2og;
 
+namespace {
+
+constexpr int32_t MAX_NEIGHBOURS = 1 << 20;
+
+} // namespace
+
 int32_t h2og_set_attic(h2og_cache * cache, const h2og_attic_params * params) {
     return guarded([&]() -> int32_t {
         require_pointer(params, "params");
@@ -49,26 +55,33 @@ int32_t h2og_read_attic_pos(h2og_cache * cache, int32_t seq, int32_t layer, int3
     });
 }
 
-int32_t h2og_recall_next(h2og_cache * cache, int32_t seq, const h2og_span * keep, int32_t n_keep, int32_t n_most, int32_t n_asked,
-                         int32_t alike) {
+int32_t h2og_recall_next(h2og_cache * cache, int32_t seq, const h2og_span * keep, int32_t n_keep, const h2og_recall_params * params) {
     return guarded([&]() -> int32_t {
         h2og_state & s = idle_state_of(cache);
         const int32_t stream = s.stream_of(seq);
         if (s.attic == nullptr) {
             fail(H2OG_INVALID, "nothing can be recalled: evicted entries are not kept");
         }
-        if (n_keep < 0 || (n_keep > 0 && keep == nullptr) || n_most < 0 || n_asked < 1) {
-            fail(H2OG_INVALID, "%d protected spans, %d exchanges and %d queries: none may be negative, and a query is needed", n_keep,
-                 n_most, n_asked);
+        require_pointer(params, "params");
+        if (n_keep < 0 || (n_keep > 0 && keep == nullptr)) {
+            fail(H2OG_INVALID, "%d protected spans: none may be missing", n_keep);
         }
-        if (alike < H2OG_ALIKE_HEAD || alike > H2OG_ALIKE_MODEL) {
-            fail(H2OG_INVALID, "alike is %d, and must be one of H2OG_ALIKE_*", alike);
+        const h2og_recall_params & p = *params;
+        if (p.n_most < 0 || p.n_asked < 1 || p.ask_every < 1 || p.n_before < 0 || p.n_after < 0) {
+            fail(H2OG_INVALID, "%d exchanges, each %d. of %d queries, %d + %d neighbours: none may be negative, and a query is needed",
+                 p.n_most, p.ask_every, p.n_asked, p.n_before, p.n_after);
+        }
+        if (p.n_before > MAX_NEIGHBOURS || p.n_after > MAX_NEIGHBOURS) {
+            fail(H2OG_INVALID, "%d + %d neighbours: there may be %d on each side", p.n_before, p.n_after, MAX_NEIGHBOURS);
+        }
+        if (p.alike < H2OG_ALIKE_HEAD || p.alike > H2OG_ALIKE_MODEL) {
+            fail(H2OG_INVALID, "alike is %d, and must be one of H2OG_ALIKE_*", p.alike);
         }
         std::vector<Span> spans;
         for (int32_t i = 0; i < n_keep; ++i) {
             spans.emplace_back(keep[i].first, keep[i].end);
         }
-        s.next_recalls[stream] = std::make_unique<Recall>(s, stream, std::move(spans), n_most, n_asked, Alike(alike));
+        s.next_recalls[stream] = std::make_unique<Recall>(s, stream, std::move(spans), p);
         return H2OG_OK;
     });
 }

@@ -11,8 +11,6 @@ namespace h2og {
 
 namespace {
 
-constexpr int32_t BEFORE = 2, AFTER = 8;  // neighbours that an entry comes with
-
 // x[i] becomes the largest of x[i] .. x[i + window - 1]; each pass at most doubles how many of them it is of.
 void widen(std::vector<float> & x, size_t window) {
     for (size_t have = 1; have < window;) {
@@ -38,7 +36,7 @@ std::vector<HeadId> heads_of(int32_t layer, int32_t end_layer, int32_t head, int
 
 void Recall::exchange(int32_t layer) {
     unless_failed([&] {
-        const int32_t n_alike = alike == Alike::head ? 1 : state.n_head_kv;
+        const int32_t n_alike = params.alike == H2OG_ALIKE_HEAD ? 1 : state.n_head_kv;
         for (int32_t first; (first = n_alike*next_exchange.fetch_add(1, std::memory_order_relaxed)) < state.n_head_kv;) {
             if (only_asks()) {
                 vote(layer);
@@ -66,7 +64,7 @@ void Recall::exchange_asked() {
     if (has_failed || votes.empty()) {
         return;
     }
-    votes.resize(state.streams[stream].n_past + AFTER + BEFORE);  // a batch that was not rolled back had no vote on itself
+    votes.resize(state.streams[stream].n_past + params.n_after + params.n_before);  // a batch that was not rolled back had no vote on itself
     exchange_best(votes, heads_of(0, state.n_layer, 0, state.n_head_kv));
     votes.clear();
 }
@@ -78,9 +76,9 @@ bool Recall::is_protected(int32_t pos) const {
 
 // The largest score of each position and of those it comes with, over the heads: as many as there are positions.
 std::vector<float> Recall::scores_by_position(int32_t layer, int32_t first, int32_t n_alike) const {
-    // Moved up by AFTER, so that what is found at a position began that far before it.
-    std::vector<float> by_pos(state.streams[stream].n_past + AFTER + BEFORE, -std::numeric_limits<float>::infinity());
-    const auto put = [&](int32_t pos, float score) { by_pos[pos + AFTER] = std::max(by_pos[pos + AFTER], score); };
+    // Moved up by n_after, so that what is found at a position began that far before it.
+    std::vector<float> by_pos(state.streams[stream].n_past + params.n_after + params.n_before, -std::numeric_limits<float>::infinity());
+    const auto put = [&](int32_t pos, float score) { by_pos[pos + params.n_after] = std::max(by_pos[pos + params.n_after], score); };
     for (int32_t ih = first; ih < first + n_alike; ++ih) {
         const int32_t * pos = state.pos.data() + state.index(stream, layer, ih);
         for (int32_t cell = 0; cell < state.n_cells; ++cell) {
@@ -93,7 +91,7 @@ std::vector<float> Recall::scores_by_position(int32_t layer, int32_t first, int3
             put(entries[slot].pos, heads[ih].in_attic[slot]);
         }
     }
-    widen(by_pos, BEFORE + 1 + AFTER);
+    widen(by_pos, params.n_before + 1 + params.n_after);
     return by_pos;
 }
 
@@ -135,7 +133,7 @@ void Recall::exchange_best(const std::vector<float> & by_pos, const std::vector<
             in.push_back(p);
         }
     }
-    const size_t most = std::min({ in.size(), out.size(), size_t(n_most) });
+    const size_t most = std::min({ in.size(), out.size(), size_t(params.n_most) });
     std::partial_sort(in.begin(), in.begin() + most, in.end(), [&](int32_t a, int32_t b) {
         return rank(-by_pos[a], a) < rank(-by_pos[b], b);
     });

@@ -24,13 +24,14 @@ std::vector<float> & scratch(size_t n) {
 
 } // namespace
 
-Recall::Recall(h2og_state & state, int32_t stream, std::vector<Span> protected_, int32_t n_most, int32_t n_asked, Alike alike) :
-    stream(stream), state(state), kernel(*usable_kernels().front()), protected_spans(std::move(protected_)), n_most(n_most),
-    n_asked(n_asked), alike(alike), heads(state.n_head_kv) {}
+Recall::Recall(h2og_state & state, int32_t stream, std::vector<Span> protected_, const h2og_recall_params & params) :
+    stream(stream), state(state), kernel(*usable_kernels().front()), protected_spans(std::move(protected_)), params(params),
+    heads(state.n_head_kv) {}
 
-// Query-major, the newest n_asked of them.
+// Query-major, the newest last.
 void Recall::load_queries(Head & head, int32_t ih, const LayerQueries & queries) const {
-    const int32_t group = queries.n_head/state.n_head_kv, n = std::min(queries.n_query, n_asked);
+    const int32_t group = queries.n_head/state.n_head_kv, every = params.ask_every;
+    const int32_t n = (std::min(queries.n_query, params.n_asked) - 1)/every + 1;
     head.n_row = n*group;
     head.whole.assign(round_up(head.n_row, kernel.lanes), std::numeric_limits<float>::infinity());
     const Question to = question_of(head, queries);
@@ -39,7 +40,7 @@ void Recall::load_queries(Head & head, int32_t ih, const LayerQueries & queries)
     const size_t row_step = is_few ? to.dim : 1, dim_step = is_few ? 1 : to.width;
     for (int32_t r = 0; r < head.n_row; ++r) {
         const float * src = reinterpret_cast<const float *>(
-            queries.q + (ih*group + r % group)*queries.q_head + (queries.n_query - n + r/group)*queries.q_query);
+            queries.q + (ih*group + r % group)*queries.q_head + (queries.n_query - 1 - (n - 1 - r/group)*every)*queries.q_query);
         for (int32_t d = 0; d < state.head_dim_k; ++d) {
             head.q[r*row_step + d*dim_step] = src[d]*queries.scale;
         }

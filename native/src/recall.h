@@ -2,14 +2,14 @@
 //
 //   score[c] = max over the queries t and the G query heads of  logit(t, c) - log(sum over the cache's entries of exp(logit))
 //
-// for the entries of cache and attic.  An entry comes with its neighbours, those that follow above all: what a fact says stands
-// behind what it is about, and is what will be attended to next.  So the score that counts is the largest of the AFTER positions
-// before and the BEFORE positions behind.  The best of the attic are exchanged with the worst of the cache that are not
+// for the entries of cache and attic.  An entry comes with its neighbours: the score that counts is the largest of the n_after
+// positions before and the n_before positions behind.  The best of the attic are exchanged with the worst of the cache that are not
 // protected, in each layer and KV head on its own; or, where policies evict alike, in all heads of a layer or of the model.  For the
 // last, the batch only asks: its upper layers vote, what they vote for is exchanged after it, and it is decoded again.
 #pragma once
 
 #include "attic.h"
+#include "h2og.h"
 
 #include <atomic>
 #include <cstdint>
@@ -34,7 +34,6 @@ struct LayerQueries {
     const float * sinks;               // [n_head] or nullptr
 };
 
-enum class Alike { head, layer, model };  // whose heads exchange the same positions; as H2OG_ALIKE_*
 
 struct HeadId { int32_t layer, head; };
 
@@ -42,9 +41,9 @@ struct HeadId { int32_t layer, head; };
 // no thread begins before all have ended the one before.
 class Recall {
 public:
-    // protected_: entries that are not exchanged. n_most: exchanges of each KV head. n_asked: the newest queries that count.
-    // alike: of the heads of a layer the largest score counts; of the upper layers, the sum of what they attend to.
-    Recall(h2og_state & state, int32_t stream, std::vector<Span> protected_, int32_t n_most, int32_t n_asked, Alike alike);
+    // protected_: entries that are not exchanged.  Where heads of a layer are alike, their largest score counts; where all are, the
+    // sum of what the upper layers attend to.
+    Recall(h2og_state & state, int32_t stream, std::vector<Span> protected_, const h2og_recall_params & params);
 
     // The steps: scores of the cache's entries, scores of the attic's, and the exchange or the vote. None of them throws.
     void look    (int32_t layer, const LayerQueries & queries, int32_t i_thread, int32_t n_thread);
@@ -52,7 +51,7 @@ public:
     void exchange(int32_t layer);
 
     // Whether the batch only asks; then, after it, exchanges what it asked for.
-    bool only_asks() const { return alike == Alike::model; }
+    bool only_asks() const { return params.alike == H2OG_ALIKE_MODEL; }
     void exchange_asked();
 
     const int32_t stream;
@@ -90,8 +89,7 @@ private:
     h2og_state & state;
     const Kernel & kernel;
     const std::vector<Span> protected_spans;
-    const int32_t n_most, n_asked;
-    const Alike alike;
+    const h2og_recall_params params;
     std::vector<Head> heads;                                // of the layer at hand
     std::vector<float> votes;                               // by position
     std::atomic<bool>    has_failed{false};                 // for want of memory: nothing more comes back

@@ -25,18 +25,19 @@ from numpy.typing import NDArray
 from tiny_models import build
 
 QUESTION = random_tokens(8, seed=3)
-BEFORE, AFTER = 2, 8  # neighbours that come with an entry
 
 
-def scores(run: Run, seen: Seen, entries: set[Entry], here: set[Entry], n_asked: int) -> dict[Entry, float]:
-    """The rule of recall.h, of a layer that asked with the newest of the recorded queries.
+def scores(
+    run: Run, seen: Seen, entries: set[Entry], here: set[Entry], n_asked: int, every: int
+) -> dict[Entry, float]:
+    """The rule of recall.h, of a layer that asked with each every-th of the newest of the recorded queries.
 
     score = max over queries and query heads of (logit - log(sum over the cache of exp(logit))).
     """
     found: dict[Entry, float] = {}
     observation = run.cache.view().observation
     for layer in sorted({at[1] for at in entries}):
-        queries = observation.queries(layer)[:, :, -n_asked:]
+        queries = observation.queries(layer)[:, :, -n_asked:][:, :, ::-every]
         sinks = observation.sinks(layer)
         for head in range(run.cache.n_head_kv):
             of_head = [at for at in entries if at[1:3] == (layer, head)]
@@ -52,9 +53,9 @@ def scores(run: Run, seen: Seen, entries: set[Entry], here: set[Entry], n_asked:
     return found
 
 
-def with_neighbours(by_pos: NDArray[np.float64]) -> NDArray[np.float64]:
-    """An entry's score is the largest of the AFTER positions before it and the BEFORE behind."""
-    return np.array([by_pos[max(0, p - AFTER) : p + BEFORE + 1].max() for p in range(len(by_pos))])
+def with_neighbours(by_pos: NDArray[np.float64], n_before: int, n_after: int) -> NDArray[np.float64]:
+    """An entry's score is the largest of the n_after positions before it and the n_before behind."""
+    return np.array([by_pos[max(0, p - n_after) : p + n_before + 1].max() for p in range(len(by_pos))])
 
 
 def exchanged(
@@ -72,11 +73,13 @@ def positions(entries: set[Entry], layer: int, head: int) -> list[int]:
 
 
 @pytest.mark.parametrize("n_most", [1, 5, LAST])
-@pytest.mark.parametrize("n_asked", [1, 3])
+@pytest.mark.parametrize(
+    ("n_asked", "ask_every", "around"), [(1, 1, (2, 8)), (3, 1, (2, 8)), (6, 2, (0, 1)), (LAST, 3, (0, 0))]
+)
 @pytest.mark.parametrize("alike", ["head", "layer", "token"])
 @pytest.mark.parametrize("arch", ["llama", "qwen2", "gpt-oss"])
 def test_the_best_of_the_attic_come_for_the_worst_of_the_cache(
-    arch: str, alike: Any, n_asked: int, n_most: int, tmp_path: Path
+    arch: str, alike: Any, n_asked: int, ask_every: int, around: tuple[int, int], n_most: int, tmp_path: Path
 ) -> None:
     """In the first layer, which asks before anything was exchanged; in all where the upper ask together."""
     policy = "h2o" if alike == "head" else "streaming"
@@ -87,12 +90,18 @@ def test_the_best_of_the_attic_come_for_the_worst_of_the_cache(
         here, there = cached(run), stored(run)
         n_past = run.cache.n_past()
         run.cache.attic.recall_next(
-            [(0, N_SINK), (n_past - N_RECENT, LAST)], n_most=n_most, n_asked=n_asked, alike=alike
+            [(0, N_SINK), (n_past - N_RECENT, LAST)],
+            n_most=n_most,
+            n_asked=n_asked,
+            ask_every=ask_every,
+            n_before=around[0],
+            n_after=around[1],
+            alike=alike,
         )
         run.decode(QUESTION)
         n_layer, n_head = run.cache.n_layer if alike == "token" else 1, run.cache.n_head_kv
         known = {at for at in here | there if at[1] < n_layer}
-        score = scores(run, seen, known, here, n_asked)
+        score = scores(run, seen, known, here, n_asked, ask_every)
         if alike == "token":
             assert cached(run) - here == {at for at in cached(run) if at[3] >= n_past}, "it only asks"
             assert run.remove(n_past)
@@ -102,9 +111,9 @@ def test_the_best_of_the_attic_come_for_the_worst_of_the_cache(
         for (_, layer, head, pos), of_entry in score.items():
             by_head[layer, head, pos] = of_entry
         if alike == "head":
-            by_pos = [with_neighbours(by_head[0, head]) for head in range(n_head)]
+            by_pos = [with_neighbours(by_head[0, head], *around) for head in range(n_head)]
         else:
-            by_layer = [with_neighbours(of_layer.max(0)) for of_layer in by_head]
+            by_layer = [with_neighbours(of_layer.max(0), *around) for of_layer in by_head]
             votes = np.exp(np.minimum(by_layer[n_layer // 2 :], 0)).sum(0)
             by_pos = [votes if alike == "token" else by_layer[0]] * n_head
         after = {at for at in cached(run) if at[3] < n_past}

@@ -79,6 +79,46 @@ def test_a_prompt_that_fills_the_attic_itself_recalls_at_its_end() -> None:
     assert sizes(context) == [64, 33, N_TURN] and attic.asked == [97]
 
 
+@pytest.mark.parametrize(
+    ("n", "recall", "texts", "asked"),
+    [
+        (200, False, [100, 164, 228], []),  # the last 8 are too few
+        (96, False, [100, 164], []),
+        (31, False, [], []),
+        (96, True, [100], [164]),
+        (40, True, [], [108]),
+    ],
+)
+def test_a_text_recalls_for_itself_batch_by_batch(
+    n: int, recall: bool, texts: list[int], asked: list[int]
+) -> None:
+    e, _, _, attic = with_attic(n_batch=64)
+    attic.is_empty = True
+    e.prefill([1] * 100)
+    assert attic.texts == []
+    attic.is_empty = False
+    e.prefill([1] * n, recall=recall)
+    assert (attic.texts, attic.asked) == (texts, asked)
+    e.recalls.is_on = False
+    e.prefill([1] * 64)
+    assert attic.texts == texts
+
+
+def test_small_batches_of_a_text_recall_too_and_single_tokens_do_not() -> None:
+    e, _, _, attic = with_attic(n_batch=10)
+    e.prefill([1] * 25)
+    e.prefill([1])
+    assert attic.texts == [0, 10]
+
+
+def test_a_text_is_not_read_three_times() -> None:
+    e, context, _ = evicting()
+    attic = FakeAttic(context, n_asking=2)
+    e.recalls = Recalls(attic)  # type: ignore[arg-type]
+    e.prefill([1] * 40)
+    assert attic.texts == attic.exchanged == []
+
+
 def test_what_a_prompt_adds_recalls_and_can_be_told_not_to() -> None:
     e, context, _, attic = with_attic(budget=200)
     e.sync([1] * 100)
@@ -183,6 +223,8 @@ def test_sinks_pins_and_window_stay_and_no_more_comes_back_than_can_stay() -> No
         "keep": [(0, 4), (0, 10), (200, 220), (470, LAST)],
         "n_most": 100 - 4 - 30 - 6 - 20,  # of the first pin, four are sinks
         "n_asked": 8,
+        "n_before": 2,
+        "n_after": 8,
         "alike": "head",
     }
     attic.recall_next(500, [(100, 190)])
@@ -191,6 +233,19 @@ def test_sinks_pins_and_window_stay_and_no_more_comes_back_than_can_stay() -> No
         group = Group((0, 1))
         attic_of(make("h2o", budget, n_sink=4, n_recent=30), group).recall_next(500, [])
         assert group.told[-1]["n_asked"] == n_asked
+
+
+@pytest.mark.parametrize(("n_entry", "every"), [(1, 1), (4096, 1), (4097, 2), (8192, 2), (30_000, 8)])
+def test_every_token_of_a_text_asks_until_the_attic_is_large(n_entry: int, every: int) -> None:
+    group = Group((0, 1), n_entry=n_entry)
+    attic_of(make("h2o", 100, n_sink=4, n_recent=30), group).recall_next(500, [(200, 220)], "text")
+    assert group.told[-1] == {
+        "keep": [(0, 4), (200, 220), (470, LAST)],
+        "n_most": (100 - 4 - 30 - 20) // 2,
+        "ask_every": every,
+        "n_after": every - 1,
+        "alike": "head",
+    }
 
 
 def test_each_group_has_the_numbers_of_its_own_budget_and_its_share_of_the_bytes() -> None:
