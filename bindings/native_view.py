@@ -10,7 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from h2o_gguf.bindings.library import ffi
+from h2o_gguf.bindings.rows import NativeRows
 from h2o_gguf.observation import Observation
+from h2o_gguf.rows import Rows
 
 __all__ = ["CacheInfo", "NativeView", "info_of", "view_of"]
 
@@ -23,7 +25,7 @@ class NativeView:
     recalled : bool of the same shape, fetched back by the sequence's last recall.
     n_used : entries per KV head. n_past : next position. decay : per token. layer_ids : model layers.
     The arrays are read-only views of native memory, valid until the next call on the cache: copy what must
-    last. observation : keys, values and recorded queries, read when asked for.
+    last. observation : keys, values and recorded queries, read when asked for. rows : works on such arrays.
     """
 
     scores: NDArray[np.float32]
@@ -35,6 +37,7 @@ class NativeView:
     decay: float
     layer_ids: tuple[int, ...]
     observation: Observation
+    rows: Rows
 
 
 @dataclass(frozen=True)
@@ -95,4 +98,5 @@ def view_of(native: Any, observation: Observation) -> NativeView:
         decay=native.decay,
         layer_ids=tuple(native.layer_ids[i] for i in range(native.n_layer)),
         observation=observation,
+        rows=NativeRows(),
     )

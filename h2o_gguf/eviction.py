@@ -165,10 +165,11 @@ class Evictor:
             layer_ids=tuple(native.layer_ids),
             pins=self.pins,
             n_prompt=self.n_prompt,
-            traces=traces.at(pos) if traces is not None else None,
+            traces=traces.at(pos, native.rows) if traces is not None else None,
             n_unobserved=max(0, n_past - traces.n_seen) if traces is not None else 0,
             observation=native.observation,
-            recalled=native.recalled.copy() if native.recalled.any() else None,
+            recalled=native.recalled.copy() if np.count_nonzero(native.recalled) else None,
+            rows=native.rows,
         )
 
     def _traces_of(self, view: Any) -> Traces:
@@ -180,6 +181,9 @@ class Evictor:
 
     def _observe(self, view: CacheView) -> CacheView:
         traces = ask_traces(self.policy, view)
+        # They are kept without a copy: whoever wrote them may not any more.
+        traces = traces if traces.flags.owndata else traces.copy()
+        traces.setflags(write=False)
         self._traces_of(view).put(view.pos, traces, view.n_past)
         return replace(view, traces=traces, n_unobserved=0)
 

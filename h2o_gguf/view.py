@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 
 from h2o_gguf.errors import PolicyError
 from h2o_gguf.observation import Observation
+from h2o_gguf.rows import PLAIN, Rows
 
 __all__ = ["CacheView"]
 
@@ -36,6 +38,7 @@ class CacheView:
     n_unobserved : the newest tokens that observe() has not seen.
     recalled : bool[n_layer, n_head_kv, n_cells], entries that the last recall fetched back from the attic, as
         a question does, and tokens that are generated; None: there are none.
+    rows : who works on rows of cells for it; numpy, or native code with the same answers.
     """
 
     scores: NDArray[np.float32]
@@ -50,6 +53,7 @@ class CacheView:
     n_unobserved: int = 0
     n_prompt: int = 0
     recalled: NDArray[np.bool_] | None = None
+    rows: Rows = PLAIN
 
     def __post_init__(self) -> None:
         if self.pos.ndim != 3 or self.scores.shape != self.pos.shape:
@@ -139,13 +143,28 @@ class CacheView:
         seen = np.ones(self.pos.shape, np.float32)
         if self.decay == 0.0:
             return seen
-        # Beyond some age the sum no longer grows in float32, so a short table serves every entry.
-        log_decay = math.log(self.decay)
-        n_ages = max(1, min(self.n_past, math.ceil(FLOAT32_BITS * math.log(2) / -log_decay)))
-        sums = (-np.expm1(np.arange(n_ages + 1) * log_decay) / (1.0 - self.decay)).astype(np.float32)
+        sums = _sums(self.decay, self.n_past)
         for pos, seen_of in zip(self.pos, seen, strict=True):  # by layer: take needs room for wide indices
             sums.take(self.n_past - pos, mode="clip", out=seen_of)
         return seen
+
+    def rates(self) -> NDArray[np.float32]:
+        """Attention each entry received of a query that could see it: scores / queries_seen()."""
+        if 0.0 < self.decay < 1.0:
+            return self.rows.rates(self.scores, self.pos, self.n_past, _sums(self.decay, self.n_past))
+        return np.divide(self.scores, self.queries_seen())
+
+
+def _sums(decay: float, n_past: int) -> NDArray[np.float32]:
+    """Return how many queries saw an entry of each age, faded: to n_past, or until it no longer grows."""
+    n_ages = math.ceil(FLOAT32_BITS * math.log(2) / -math.log(decay))
+    return _sums_until(decay, min(n_ages, 1 << max(1, n_past).bit_length()))
+
+
+@lru_cache(maxsize=4)
+def _sums_until(decay: float, n_ages: int) -> NDArray[np.float32]:
+    sums = (-np.expm1(np.arange(n_ages + 1) * math.log(decay)) / (1.0 - decay)).astype(np.float32)
+    return _read_only(sums, np.float32)
 
 
 def _read_only(array: NDArray[Any], dtype: type[np.generic]) -> NDArray[Any]:

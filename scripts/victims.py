@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from report import arguments, environment, save, table
 
 from h2o_gguf import policies
+from h2o_gguf.bindings.rows import NativeRows
 from h2o_gguf.eviction import Evictor
 
 HEAD_DIM = 128
@@ -60,8 +61,9 @@ class FullCache:
         self.recalled = np.zeros(shape, np.bool_)
         self.n_past = self.n_used = n_cells
         self.layer_ids = tuple(range(n_layer))
-        self.contents = self.rng.normal(size=(n_head_kv, n_cells, HEAD_DIM)).astype(np.float32)
+        self.contents = self.rng.normal(size=(n_head_kv * n_cells, HEAD_DIM)).astype(np.float32)
         self.observation = SimpleNamespace(keys=self._rows, values=self._rows)
+        self.rows = NativeRows()
 
     def replace(self, victims: NDArray[np.int32]) -> None:
         """Let victims go: survivors move out of the oldest cells of the books, which take n new tokens."""
@@ -77,7 +79,8 @@ class FullCache:
 
     def _rows(self, _row: int, cells: NDArray[np.intp]) -> NDArray[np.float32]:
         """Some rows, at once; those of new tokens lie in the same cells of all heads."""
-        return self.contents[:, : len(cells)]
+        n_head_kv = self.pos.shape[1]
+        return self.contents[: n_head_kv * len(cells)].reshape(n_head_kv, len(cells), HEAD_DIM)
 
 
 def duration_ms(evictor: Evictor, cache: FullCache, n: int) -> float:

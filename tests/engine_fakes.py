@@ -16,6 +16,7 @@ from h2o_gguf.decoding import DECODE_ABORTED
 from h2o_gguf.engine import Engine
 from h2o_gguf.errors import OptionError
 from h2o_gguf.policies import make
+from h2o_gguf.rows import PLAIN
 
 N_VOCAB = 50
 CONTROL = 0
@@ -144,6 +145,7 @@ class FakeCache:
                 layer_ids=(0,),
                 observation=None,
                 recalled=np.zeros(pos.shape, np.bool_),
+                rows=PLAIN,
             ),
             n,
         )

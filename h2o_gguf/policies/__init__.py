@@ -28,7 +28,7 @@ from h2o_gguf.policies.random import Random
 from h2o_gguf.policies.registry import get, keeps, known_as, make, names
 from h2o_gguf.policies.rkv import RKV
 from h2o_gguf.policies.scissorhands import Scissorhands
-from h2o_gguf.policies.selection import Cells, Granularity, select_lowest
+from h2o_gguf.policies.selection import Cells, Granularity, select_highest, select_lowest
 from h2o_gguf.policies.shares import AUTO, Budget, check_budget, resolve_budget
 from h2o_gguf.policies.snapkv import SnapKV
 from h2o_gguf.policies.splits import LeastLoss, Pyramid, Split, pyramid
@@ -77,5 +77,6 @@ __all__ = [
     "pyramid",
     "pyramidkv",
     "resolve_budget",
+    "select_highest",
     "select_lowest",
 ]

@@ -65,7 +65,8 @@ class Policy(Protocol):
     def n_trace(self) -> int:
         """Numbers carried along with every entry, in view.traces.  Default: 0.
 
-        Its method observe(view) -> float32[n_trace, n_layer, n_head_kv, n_cells] returns the new traces.
+        Its method observe(view) -> float32[n_trace, n_layer, n_head_kv, n_cells] returns the new traces, in
+        an array that nobody can write to from then on.
         It is called before victims and, with n_observed, at least every n_observed tokens. Without, traces
         must follow from what the cache holds: entries of a session that another policy saved are shown as
         unobserved again.
@@ -293,9 +294,10 @@ def _checked(view: CacheView, victims: Any, n: int, policy: Policy) -> Cells:
             policy=policy.name,
         )
     _refuse(policy, cells, (cells < 0) | (cells >= n_cells), f"is outside the cache of {n_cells} cells")
-    _refuse(policy, cells, np.take_along_axis(view.pos, cells, axis=-1) < 0, "is empty")
     evictable = view.evictable(policy.n_sink, policy.n_recent, cells)
-    _refuse(policy, cells, ~evictable, "is a sink, pinned or recent")
+    if not evictable.all():
+        _refuse(policy, cells, np.take_along_axis(view.pos, cells, axis=-1) < 0, "is empty")
+        _refuse(policy, cells, ~evictable, "is a sink, pinned or recent")
     in_order = np.sort(cells, axis=-1)
     _refuse(policy, in_order[..., 1:], in_order[..., 1:] == in_order[..., :-1], "is named twice")
     return np.ascontiguousarray(cells, np.int32)

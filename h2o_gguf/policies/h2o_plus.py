@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 
 from h2o_gguf.errors import OptionError
 from h2o_gguf.policies.base import settle
-from h2o_gguf.policies.keydiff import directions
 from h2o_gguf.policies.observed import traces_of
-from h2o_gguf.policies.selection import POOLED_AXES, Cells, Granularity, counts, nth_highest, select_lowest
+from h2o_gguf.policies.selection import Cells, Granularity, fewest, select_highest, select_lowest
 from h2o_gguf.policies.shares import AUTO, QUARTER
 from h2o_gguf.view import CacheView
 
@@ -73,7 +72,8 @@ class H2OPlus:
             return traces
         n_sample = max(n_new, min(N_SAMPLE, view.n_used))
         shared = _newest(first, n_sample)
-        is_shared = (view.pos[..., shared] == first[shared]).all((1, 2))  # as they came, in every head
+        as_they_came = view.pos.take(shared, axis=-1) == first[shared]
+        is_shared = as_they_came.all((1, 2))
         cells = np.empty((*view.shape[:2], n_new), np.intp)
         standing = np.empty(cells.shape, np.float32)
         for row in range(view.shape[0]):
@@ -85,7 +85,7 @@ class H2OPlus:
                 cells[row] = sample[:, -n_new:]
                 keys = np.take_along_axis(view.seen.keys(row), sample[..., None], 1)
                 values = np.take_along_axis(view.seen.values(row), cells[row, ..., None], 1)
-            standing[row] = _lengths(values) * _distances(keys)[:, -n_new:]
+            standing[row] = _lengths(values) * view.rows.distances(keys, n_new)
         np.put_along_axis(traces[0], cells, _smoothed(standing), -1)
         return traces
 
@@ -94,46 +94,26 @@ class H2OPlus:
 
         Heavy hitters are found first; of the others, those go that stand out least.
         """
-        evictable = view.evictable(self.n_sink, self.n_recent)
-        scores = np.divide(view.scores, view.queries_seen())
-        if view.traces is not None:
-            scores = self._sparing_heavy(scores, view.traces[0], evictable, n)
-        return select_lowest(view, scores, evictable, n, self.granularity)
-
-    def _sparing_heavy(
-        self, rates: NDArray[np.float32], standing: NDArray[np.float32], evictable: NDArray[np.bool_], n: int
-    ) -> NDArray[np.float32]:
-        """Return how much each entry stands out, infinite for the heavy hitters of the evictable."""
-        n_kept = int(counts(evictable).min()) - n
-        n_heavy = round((1 - self.standout) * n_kept)
-        if n_heavy <= 0:
-            return standing
-        if axes := POOLED_AXES[self.granularity]:
-            rates = np.broadcast_to(rates.sum(axes, keepdims=True), rates.shape)
-        masked = np.where(evictable, rates, np.float32(-np.inf))
-        is_heavy = masked >= nth_highest(masked, n_heavy)
-        # Half of them are: arithmetic is faster here than a branch that nobody can predict.
-        spared: NDArray[np.float32] = np.copysign(np.float32(np.inf), is_heavy - np.float32(0.5))
-        return np.maximum(standing, spared, out=spared)
+        evictable, rates = view.evictable(self.n_sink, self.n_recent), view.rates()
+        if view.traces is None:
+            return select_lowest(view, rates, evictable, n, self.granularity)
+        n_kept = fewest(evictable) - n
+        n_heavy = max(0, round((1 - self.standout) * n_kept))
+        is_heavy = select_highest(view, rates, evictable, n_heavy, self.granularity)
+        return select_lowest(view, view.traces[0], evictable & ~is_heavy, n, self.granularity)
 
 
 def _newest(pos: NDArray[np.int32], n: int) -> NDArray[np.intp]:
     """Return the cells of the n entries with the highest positions, lowest first: [..., n]."""
-    return np.argsort(pos, axis=-1)[..., -n:]
+    cells = np.argpartition(pos, -n, axis=-1)[..., -n:]
+    order = np.argsort(np.take_along_axis(pos, cells, -1), axis=-1)
+    return np.take_along_axis(cells, order, -1)
 
 
-def _lengths(vectors: NDArray[np.floating[Any]]) -> NDArray[np.floating[Any]]:
-    """Return the lengths of vectors: [..., dim] -> [...]."""
-    lengths: NDArray[np.floating[Any]] = np.sqrt(np.einsum("...d,...d->...", vectors, vectors))
+def _lengths(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return the lengths of vectors: float32[..., dim] -> float32[...]."""
+    lengths: NDArray[np.float32] = np.sqrt(np.einsum("...d,...d->...", vectors, vectors))
     return lengths
-
-
-def _distances(keys: NDArray[np.floating[Any]]) -> NDArray[np.floating[Any]]:
-    """Return 1 - cos to the mean direction of each head's keys, 1 for a key of 0: [n_head_kv, n]."""
-    shares = 1 / np.maximum(_lengths(keys), np.finfo(keys.dtype).tiny)
-    common = directions(shares[:, None] @ keys)
-    distances: NDArray[np.floating[Any]] = 1 - (common @ keys.swapaxes(1, 2))[:, 0] * shares
-    return distances
 
 
 def _smoothed(numbers: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,7 @@ from h2o_gguf.policies.observed import by_layer
 from h2o_gguf.policies.selection import Cells, Granularity, select_lowest
 from h2o_gguf.view import CacheView
 
-__all__ = ["KeyDiff", "directions"]
+__all__ = ["KeyDiff"]
 
 
 @dataclass(frozen=True)
@@ -43,19 +43,10 @@ class KeyDiff:
     def victims(self, view: CacheView, n: int) -> Cells:
         """Return the n with the most common keys per KV head: int32[n_layer, n_head_kv, n]."""
 
-        def score(row: int) -> NDArray[np.floating[Any]]:
-            units = directions(view.seen.keys(row), view.pos[row] >= 0)
-            mean = directions(units.mean(1, keepdims=True))
-            return np.asarray(-(units @ mean.swapaxes(1, 2))[..., 0])
+        def score(row: int) -> NDArray[np.float32]:
+            held = view.pos[row, ..., None] >= 0
+            keys = np.where(held, view.seen.keys(row), np.float32(0))
+            return view.rows.distances(keys, keys.shape[1])
 
         scores = by_layer(view, score)
         return select_lowest(view, scores, view.evictable(self.n_sink, self.n_recent), n, self.granularity)
-
-
-def directions(
-    vectors: NDArray[np.floating[Any]], held: NDArray[np.bool_] | None = None
-) -> NDArray[np.floating[Any]]:
-    """Return vectors divided by their lengths; 0 stays 0, and so does what is not held: [..., dim]."""
-    lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
-    units: NDArray[np.floating[Any]] = vectors / np.maximum(lengths, np.finfo(vectors.dtype).tiny)
-    return units if held is None else np.where(held[..., None], units, 0)

@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from h2o_gguf.policies.base import check_number, settle
-from h2o_gguf.policies.keydiff import directions
 from h2o_gguf.policies.observed import (
     by_layer,
     check_pooling,
@@ -20,6 +19,7 @@ from h2o_gguf.policies.observed import (
 )
 from h2o_gguf.policies.selection import Cells, Granularity, select_lowest
 from h2o_gguf.policies.shares import AUTO
+from h2o_gguf.rows import directions
 from h2o_gguf.view import CacheView
 
 __all__ = ["RKV"]

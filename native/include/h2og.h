@@ -251,6 +251,31 @@ H2OG_API int32_t h2og_withdraw_recall(h2og_cache * cache, int32_t seq);  // whet
 H2OG_API int64_t h2og_state_size(h2og_cache * cache, int32_t seq);
 H2OG_API int32_t h2og_state_save(h2og_cache * cache, int32_t seq, uint8_t * out, int64_t size);
 H2OG_API int32_t h2og_state_load(h2og_cache * cache, int32_t seq, const uint8_t * data, int64_t size);
+
+// Work on rows of cells for policies, on plain memory of the caller's and of no cache; a row is n_cells long and follows on the one
+// before it.  A score must be a number or an infinity: otherwise H2OG_POLICY.
+
+// The n lowest-scored of each row's evictable cells, lowest first, and of equal ones the oldest first: out[n_rows][n].  H2OG_INVALID:
+// a row has fewer.
+H2OG_API int32_t h2og_lowest(const float * scores, const int32_t * pos, const uint8_t * evictable, int64_t n_rows, int32_t n_cells,
+                             int32_t n, int32_t * out);
+
+// Marks the n highest-scored of them instead, of equal ones the newest: out[n_rows][n_cells], 1 or 0.
+H2OG_API int32_t h2og_highest(const float * scores, const int32_t * pos, const uint8_t * evictable, int64_t n_rows, int32_t n_cells,
+                              int32_t n, uint8_t * out);
+
+// Scores divided by sums[n_past - pos], or by the last of sums where there are fewer; [n] of each.
+H2OG_API int32_t h2og_rates(const float * scores, const int32_t * pos, int64_t n, int32_t n_past, const float * sums, int32_t n_sums,
+                            float * out);
+
+// The numbers of entries whose positions were was[n_rows][n_was], in the order of now[n_rows][n_now]; 0 in empty cells and where
+// was lacks the position: numbers[n_numbers][n_rows][n_was], out[n_numbers][n_rows][n_now].
+H2OG_API int32_t h2og_carried(const float * numbers, const int32_t * was, const int32_t * now, int32_t n_numbers, int64_t n_rows,
+                              int32_t n_was, int32_t n_now, float * out);
+
+// 1 - cos between the last of vectors[n_rows][n][dim] and the mean of their row's directions, 1 for a vector of 0:
+// out[n_rows][n_last].
+H2OG_API int32_t h2og_distances(const float * vectors, int64_t n_rows, int32_t n, int32_t dim, int32_t n_last, float * out);
 // cffi: end
 
 #ifdef __cplusplus

@@ -16,6 +16,7 @@ from h2o_gguf.errors import (
     PolicyError,
 )
 from h2o_gguf.policies import as_policy
+from h2o_gguf.rows import PLAIN
 
 # -- budget and policy -----------------------------------------------------------------------------------
 
@@ -89,6 +90,7 @@ def test_a_policys_mistake_inside_the_decode_is_found_behind_the_native_code() -
         layer_ids=(0,),
         observation=None,
         recalled=np.zeros((1, 1, 8), np.bool_),
+        rows=PLAIN,
     )
 
     def native_asks() -> None:

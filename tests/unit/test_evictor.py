@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from h2o_gguf.errors import PolicyError
 from h2o_gguf.eviction import Evictor
 from h2o_gguf.policies import as_policy
+from h2o_gguf.rows import PLAIN
 from h2o_gguf.view import CacheView
 
 
@@ -61,6 +62,7 @@ class Cache:
             layer_ids=(0,),
             observation=None,
             recalled=np.zeros(self.pos.shape, np.bool_),
+            rows=PLAIN,
         )
 
     def batch(self, n: int) -> None:
@@ -99,6 +101,21 @@ def test_a_batch_longer_than_the_record_is_observed_once() -> None:
     cache.batch(7)
     cache.batch(5)
     assert policy.looks == [(7, 7), (12, 5)]
+
+
+def test_what_observe_returned_is_kept_whatever_becomes_of_its_memory() -> None:
+    memory = np.ones((1, 1, 1, 12), np.float32)
+
+    class Careless(Counting):
+        def observe(self, view: CacheView) -> NDArray[Any]:
+            return memory[:]
+
+    evictor = Evictor(as_policy(Careless()))
+    cache = Cache(evictor)
+    cache.batch(6)
+    memory[:] = 5
+    traces = evictor.view(cache.view()).traces
+    assert traces is not None and traces.max() == 1
 
 
 def test_victims_are_named_with_everything_observed() -> None:

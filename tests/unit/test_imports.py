@@ -27,7 +27,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "chat": {*BELOW, "engine", "explain"},
     "cli": {"errors", "models", "policies", "engine", "benchmark", "evaluation", "explain", "chat"},
 }
-ROOMS = {"errors": "errors", "view": "view", "observation": "view", "chat": "chat", "__main__": "cli"}
+ROOMS = {
+    "errors": "errors",
+    "view": "view",
+    "observation": "view",
+    "rows": "view",
+    "chat": "chat",
+    "__main__": "cli",
+}
 LLAMA_CPP = {"h2o_gguf/native.py", "bindings/library.py", "h2o_gguf/benchmark/worker.py"}
 NUMPY_ONLY = {"__future__", "numpy", "h2o_gguf"}
 

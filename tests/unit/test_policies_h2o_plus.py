@@ -72,21 +72,20 @@ def plain_victims(policy: H2OPlus, view: CacheView, n: int) -> NDArray[np.int32]
     """The same by whole sorts: who is heavy, then who of the others stands out least."""
     assert view.traces is not None
     evictable = view.evictable(policy.n_sink, policy.n_recent)
-    rates: NDArray[Any] = view.scores / view.queries_seen()
     axes = {"head": (), "layer": (1,), "token": (0, 1)}[policy.granularity]
-    if axes:
-        rates = np.broadcast_to(rates.sum(axes, keepdims=True), rates.shape)
-    scores = view.traces[0].copy()
-    n_kept = int(evictable.sum(-1).min()) - n
-    if (n_heavy := round((1 - policy.standout) * n_kept)) > 0:
-        masked = np.where(evictable, rates, -np.inf)
-        scores[evictable & (masked >= np.sort(masked, -1)[..., -n_heavy, None])] = np.inf
+
+    def pooled(scores: NDArray[Any]) -> NDArray[Any]:
+        pool = scores.sum(axes, keepdims=True, dtype=np.float64) if axes else scores
+        return np.broadcast_to(pool.astype(np.float32), view.shape)
+
+    rates, standing = pooled(view.scores / view.queries_seen()), pooled(view.traces[0])
+    n_heavy = max(0, round((1 - policy.standout) * (int(evictable.sum(-1).min()) - n)))
     victims = np.zeros((*view.shape[:2], n), np.int32)
     for il, ih in np.ndindex(view.shape[:2]):
-        pool = scores.sum(axes, keepdims=True, dtype=np.float64) if axes else scores
-        pool = np.broadcast_to(pool, view.shape)[il, ih].astype(np.float32)
         free = np.flatnonzero(evictable[il, ih])
-        victims[il, ih] = sorted(free, key=lambda c: (pool[c], view.pos[il, ih, c]))[:n]
+        by_rate = sorted(free, key=lambda c: (rates[il, ih, c], view.pos[il, ih, c]))
+        others = by_rate[: len(free) - n_heavy]
+        victims[il, ih] = sorted(others, key=lambda c: (standing[il, ih, c], view.pos[il, ih, c]))[:n]
     return victims
 
 

@@ -13,7 +13,6 @@ from observations import Drawn, drawn
 from h2o_gguf import policies
 from h2o_gguf.errors import BudgetError, CacheFullError, OptionError, PolicyError
 from h2o_gguf.policies import H2O, H2OPlus, Streaming, ask, ask_traces, select_lowest
-from h2o_gguf.policies.selection import nth_highest
 from h2o_gguf.view import CacheView
 
 EVICTING = [name for name in policies.names() if name != "none"]
@@ -113,32 +112,6 @@ def test_selection_of_many_heads_equals_the_plain_reference() -> None:
     evictable = view.evictable(2, 5)
     expected = plain_selection(view, view.scores, evictable, 7, "head")
     np.testing.assert_array_equal(select_lowest(view, view.scores, evictable, 7), expected)
-
-
-@settings(max_examples=100, deadline=None)
-@given(
-    n_cells=st.sampled_from([1, 7, 511, 512, 3000]),
-    n_levels=st.sampled_from([1, 2, 50, 10**9]),
-    is_sorted=st.booleans(),
-    data=st.data(),
-)
-def test_nth_highest_is_that_of_a_sort(
-    n_cells: int, n_levels: int, is_sorted: bool, data: st.DataObject
-) -> None:
-    rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
-    numbers = (rng.integers(-n_levels, n_levels, (2, 3, n_cells)) / 4).astype(np.float32)
-    numbers[rng.random(numbers.shape) < data.draw(st.sampled_from([0, 0.6]))] = -np.inf
-    if is_sorted:
-        numbers.sort(axis=-1)
-    n = data.draw(st.integers(1, n_cells))
-    np.testing.assert_array_equal(nth_highest(numbers, n)[..., 0], np.sort(numbers, axis=-1)[..., -n])
-
-
-def test_nth_highest_is_found_where_a_sample_says_nothing_of_it() -> None:
-    numbers = np.zeros((1, 4096), np.float32)
-    numbers[0, 1::8] = np.arange(512)  # every 8th is looked at, none of these
-    for n in (1, 100, 512, 513, 4096):
-        assert nth_highest(numbers, n) == np.sort(numbers[0])[-n]
 
 
 def test_selection_orders_infinities_negatives_and_both_zeros() -> None:

@@ -68,7 +68,7 @@ def test_traces_equal_a_dictionary_by_layer_head_and_position(
         assert loaded.n_seen == traces.n_seen and not loaded.at(wider)[..., :3].any()
         if rng.random() < 0.7:  # the policy observes
             numbers = rng.integers(1, 1000, (N_TRACE, *pos.shape)).astype(np.float32)
-            traces.put(pos, numbers, n_past)
+            traces.put(pos.copy(), numbers, n_past)
             books = {
                 (il, ih, int(pos[il, ih, cell])): numbers[:, il, ih, cell]
                 for il, ih, cell in np.argwhere(held)
