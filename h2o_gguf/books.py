@@ -26,9 +26,8 @@ if TYPE_CHECKING:
 __all__ = ["Books"]
 
 OnLogits = Callable[[int, Logits], None]  # gets the position of the first row, and the rows
-OnRecall = Callable[
-    [CacheView, int, Asking], None
-]  # the cache after the batch, its number of tokens, how it asked
+OnRecall = Callable[[CacheView, int, Asking], None]  # gets the cache after a batch, its length, how it asked
+OnAdopt = Callable[[], None]
 
 
 class Books:
@@ -40,7 +39,8 @@ class Books:
     pins : position spans that are never victims.
     recalls : which batches fetch evicted entries back, and from where.
     n_ctx : most tokens of a sequence; UNBOUNDED with eviction, unless positions cannot be renumbered.
-    on_logits : told of every batch. on_recall : told after a batch that fetched entries back.
+    on_logits : told of every batch. on_recall : told after a batch that fetched entries back. on_adopt : told
+        when another sequence has taken the place of the one before.
     """
 
     def __init__(
@@ -68,6 +68,7 @@ class Books:
         self.is_closed = False
         self.on_logits: OnLogits | None = None
         self.on_recall: list[OnRecall] = []
+        self.on_adopt: list[OnAdopt] = []
         self.recalls = Recalls(attic)
         self._kv_bytes = kv_bytes
         self._pins: tuple[Span, ...] = ()
@@ -167,6 +168,8 @@ class Books:
             self._evictor.take_over(len(tokens), traces)
         self.recalls.begin_turn()
         self._log.extend(tokens)
+        for listener in self.on_adopt:
+            listener()
 
     def bookmarks(self) -> Bookmarks:
         """What to go back to, where the tokens and entries of now will be there again."""

@@ -56,12 +56,15 @@ class Recording:
             self._left[~_held(engine.cache.pos, self._left.shape[-1])] = engine.n_past
         engine.on_evict.append(self._note)
         engine.on_recall.append(self._note_recall)
+        engine.on_adopt.append(self._look)
 
     def close(self) -> None:
         """Note nothing any more.  Calling twice is fine."""
         for listeners, listener in (
-            (self._engine.on_evict, self._note), (self._engine.on_recall, self._note_recall)
-        ):  # fmt: skip
+            (self._engine.on_evict, self._note),
+            (self._engine.on_recall, self._note_recall),
+            (self._engine.on_adopt, self._look),
+        ):
             if listener in listeners:
                 listeners.remove(listener)
 
@@ -72,19 +75,26 @@ class Recording:
         """
         n_past = self._engine.n_past
         check_length(n_past, "begin a new one")
-        self._grow(n_past)
-        self._forget_recalls(self._engine.cache.attic.info().n_recalled, n_past)
-        left: NDArray[np.int32] = self._left[..., :n_past].copy()
+        self._look()
+        gaps = np.concatenate([no_gaps(), *(recall.gaps for recall in self._recalls)])
+        return History(self._left[..., :n_past].copy(), gaps, tuple(self._recalls))
+
+    def _look(self) -> None:
+        """Know what the cache holds now, whatever came into it unnoticed."""
+        n_past = self._engine.n_past
+        if not self._makes_room(n_past):
+            return
+        self._forget_recalls(self._n_recalled(), n_past)
+        left = self._left[..., :n_past]
         is_held = _held(self._engine.cache.pos, n_past)
         left[~is_held & (left == HELD)] = self._n_start
         left[is_held] = HELD
         _cap(left, n_past)
-        gaps = np.concatenate([no_gaps(), *(recall.gaps for recall in self._recalls)])
-        return History(left, gaps, tuple(self._recalls))
 
     def _note(self, view: CacheView, victims: Cells) -> None:
         if not self._makes_room(view.n_past):
             return
+        self._forget_recalls(self._n_recalled(), view.n_past)
         self._left[..., : view.n_past][_held(view.pos, view.n_past)] = HELD
         pos = np.take_along_axis(view.pos, victims, axis=-1)
         np.put_along_axis(self._left, pos, view.n_past, axis=-1)
@@ -94,7 +104,7 @@ class Recording:
         if not self._makes_room(view.n_past):
             return
         is_held = _held(view.pos, view.n_past)
-        n_total = self._engine.cache.attic.info().n_recalled
+        n_total = self._n_recalled()
         n_back = 0 if view.recalled is None else np.count_nonzero(view.recalled)
         self._forget_recalls(n_total - n_back, start)
         left = self._left[..., : view.n_past]
@@ -105,6 +115,10 @@ class Recording:
         left[tuple(exchanged.T)] = start
         left[is_held] = HELD
         self._recalls.append(Recall(start, view.n_past, view.pins, asking, n_total, gaps, exchanged))
+
+    def _n_recalled(self) -> int:
+        """Entries recalled since the sequence was cleared."""
+        return int(self._engine.cache.attic.info().n_recalled)
 
     def _forget_recalls(self, n_total: int, n_past: int) -> None:
         """Those beyond n_total entries were of another sequence; times after n_past were taken back."""

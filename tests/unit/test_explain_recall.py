@@ -11,6 +11,7 @@ from harness import random_tokens
 from llama_harness import open_tiny
 from numpy.typing import NDArray
 
+from h2o_gguf.evaluation.answering import Greedy
 from h2o_gguf.explain import HELD, History, Recording, explain_reply
 from h2o_gguf.explain.attention import glances
 
@@ -97,6 +98,21 @@ def test_a_sequence_after_a_reset_knows_nothing_of_the_recalls_before(tmp_path: 
         assert history.recalls[0].start == 60 and len(history.gaps) > 0
 
 
+@pytest.mark.parametrize("n", [30, 45])
+def test_recalls_before_a_reset_are_forgotten_before_the_first_one_after_it(n: int, tmp_path: Path) -> None:
+    with open_tiny("llama", tmp_path, **(OPTIONS | {"recall_every": 1})) as llm:
+        recorded, engine = Recording(llm.engine), llm.engine
+        engine.prefill(random_tokens(150))
+        ask(llm, 20, 1)
+        engine.reset()
+        kept = Kept(engine.cache)
+        engine.prefill(random_tokens(n, 3))
+        list(engine.generate(Greedy(), max_tokens=25))
+        history = recorded.history()
+        kept.assert_told_by(history)
+        assert (history.gaps[:, 3] > history.gaps[:, 2]).all() and len(history.recalls) > 3
+
+
 def test_a_restored_sequence_has_its_own_recalls(tmp_path: Path) -> None:
     with open_tiny("llama", tmp_path, **OPTIONS) as llm:
         recorded = Recording(llm.engine)
@@ -109,6 +125,24 @@ def test_a_restored_sequence_has_its_own_recalls(tmp_path: Path) -> None:
         after = recorded.history()
         np.testing.assert_array_equal(after.left, before.left)
         np.testing.assert_array_equal(after.gaps, before.gaps)
+
+
+@pytest.mark.parametrize("n", [1, 5, 20])
+def test_what_left_after_a_sequence_was_saved_is_not_told_once_it_is_restored(n: int, tmp_path: Path) -> None:
+    with open_tiny("llama", tmp_path, **OPTIONS) as llm:
+        recorded, engine = Recording(llm.engine), llm.engine
+        engine.prefill(random_tokens(150))
+        ask(llm, 20, 1)
+        state, kept = llm.save_state(), Kept(engine.cache)
+        engine.prefill(random_tokens(100, 2))
+        ask(llm, 20, 3)
+        llm.load_state(state)
+        kept.after.clear()
+        ask(llm, n, 4)
+        ask(llm, 10, 5)
+        history = recorded.history()
+        kept.assert_told_by(history)
+        assert min(history.evictions().values()) > 0
 
 
 def test_recalls_that_were_taken_back_end_where_the_sequence_does(tmp_path: Path) -> None:
