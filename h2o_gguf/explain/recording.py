@@ -82,9 +82,8 @@ class Recording:
     def _look(self) -> None:
         """Know what the cache holds now, whatever came into it unnoticed."""
         n_past = self._engine.n_past
-        if not self._makes_room(n_past):
+        if not self._goes_on(n_past, self._n_recalled()):
             return
-        self._forget_recalls(self._n_recalled(), n_past)
         left = self._left[..., :n_past]
         is_held = _held(self._engine.cache.pos, n_past)
         left[~is_held & (left == HELD)] = self._n_start
@@ -92,21 +91,20 @@ class Recording:
         _cap(left, n_past)
 
     def _note(self, view: CacheView, victims: Cells) -> None:
-        if not self._makes_room(view.n_past):
+        if not self._goes_on(view.n_past, self._n_recalled()):
             return
-        self._forget_recalls(self._n_recalled(), view.n_past)
         self._left[..., : view.n_past][_held(view.pos, view.n_past)] = HELD
         pos = np.take_along_axis(view.pos, victims, axis=-1)
         np.put_along_axis(self._left, pos, view.n_past, axis=-1)
 
     def _note_recall(self, view: CacheView, n_tokens: int, asking: Asking) -> None:
-        start = view.n_past - n_tokens
-        if not self._makes_room(view.n_past):
-            return
-        is_held = _held(view.pos, view.n_past)
-        n_total = self._n_recalled()
+        start, n_total = view.n_past - n_tokens, self._n_recalled()
         n_back = 0 if view.recalled is None else np.count_nonzero(view.recalled)
-        self._forget_recalls(n_total - n_back, start)
+        if not self._goes_on(start, n_total - n_back):
+            return
+        self._n_known = view.n_past
+        self._grow(view.n_past)
+        is_held = _held(view.pos, view.n_past)
         left = self._left[..., : view.n_past]
         place = np.nonzero(is_held & (left != HELD))
         gone = left[place]
@@ -132,13 +130,14 @@ class Recording:
                 start, end = min(recall.start, n_past), min(recall.end, n_past)
                 self._recalls[i] = replace(recall, start=start, end=end, gaps=gaps)
 
-    def _makes_room(self, n_past: int) -> bool:
-        """Have room for n_past positions, what comes after them being new; False where there are too many."""
+    def _goes_on(self, n_past: int, n_recalled: int) -> bool:
+        """Know the first n_past positions, and what recalled so much; False where there are too many."""
         if n_past > MAX_TOKENS:
             self._left = self._left[..., :0]
             self._recalls.clear()
             return False
         self._grow(n_past)
+        self._forget_recalls(n_recalled, n_past)
         if n_past < self._n_known:
             self._left[..., n_past : self._n_known] = HELD
             _cap(self._left, n_past)
