@@ -63,7 +63,7 @@ RecallFlag = Annotated[
         min=0,
         show_default="as often as costs little",
         callback=mark_environment,
-        help="Fetch back while writing too, every N tokens; 0: only what a question attends to.",
+        help="Fetch back while writing too, every N tokens; 0: only what is read does.",
     ),
 ]
 

@@ -38,7 +38,7 @@ Attic = Annotated[
     bool,
     typer.Option(
         "--attic",
-        help="Measure all that evicts also with an attic, from which the question recalls what was evicted.",
+        help="Measure all that evicts also with an attic, from which what is read recalls what was evicted.",
     ),
 ]
 RecallEvery = Annotated[
@@ -47,8 +47,8 @@ RecallEvery = Annotated[
         "--recall-every",
         metavar="N",
         min=0,
-        show_default="as often as costs little, and not while a text is read",
-        help="With --attic: recall also every N tokens of an answer and of the text that is read; 0: never.",
+        show_default="as often as costs little, and not in a text that is scored",
+        help="With --attic: recall also every N tokens of an answer and of a text that is scored; 0: never.",
     ),
 ]
 Seed = Annotated[int, typer.Option("--seed", "-s", metavar="N", min=0, help="Seed of the samples.")]

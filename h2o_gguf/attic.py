@@ -21,10 +21,7 @@ OWN_TYPE = -1
 N_TURN = 32  # the newest tokens of a turn, which see what was recalled
 N_ASKING = 2  # times that a batch asks where all layers recall the same
 N_ASKED, N_ASKED_MOST = 8, 16  # the newest of them, whose queries are held against the attic
-N_BEFORE, N_AFTER = (
-    2,
-    8,
-)  # what a fact says stands behind what it is about, and is what will be asked for next
+N_BEFORE, N_AFTER = 2, 8  # what a fact says stands behind what it is about, and will be asked for next
 N_TOGETHER = N_BEFORE + 1 + N_AFTER  # entries that come with what one query asks for
 N_FREE = 4096  # entries that each token of a text is held against; of more, every second, third, ... asks
 TEXT_PART = 2  # a text fetches half of what a question may: its own tokens are most of what it attends to

@@ -47,6 +47,8 @@ class Decoder(CacheBooks):
     ) -> Logits:
         """Evaluate one batch; return its logits, of the last token only unless all_logits."""
         self._raised()  # what a call that Ctrl-C tore off did not tell
+        if all_logits and asking == "text":
+            asking = None  # or tokens would be guessed with what later ones asked for
         asking = self.recalls.granted(asking)
         n_asking = self.recalls.n_asking if asking else 0
         code = self._run(tokens, cancel, all_logits, asking)

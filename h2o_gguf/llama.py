@@ -88,9 +88,9 @@ class H2OLlama(LowLevel, Completions, Sessions, high.Llama):  # type: ignore[mis
     granularity : who shares one list of victims: "head", "layer" or "token".
     kv_block : entries evicted at once while generating, >= 1; fewer where positions are scarce. 1 is the
         papers' one at a time.
-    attic : where evicted entries stay, to be fetched back when a new prompt attends to them: "ram", "disk"
+    attic : where evicted entries stay, to be fetched back by what is read and attends to them: "ram", "disk"
         (a file that ends with the process), or "off": they are lost. recall_every : generated tokens after
-        which they are fetched back too; 0: only while a prompt is read; None: as often as costs little.
+        which they are fetched back too; 0: only by what is read; None: as often as costs little.
         attic_limit : bytes of them, beyond which the least-scored are dropped; None: 1 GiB. attic_type : what
         they are kept as, as type_k takes it; None: the cache's own types.
     attention : how scores are computed: "auto", "fused", "composed" or "reference".

@@ -14,12 +14,11 @@ class Recalls:
     """Arms the batches of a sequence that recall, and no others.
 
     attic : None: nothing is ever recalled. is_on : whether batches recall; without, the attic only fills.
-    with_texts : whether texts recall for themselves.
     """
 
     def __init__(self, attic: Attic | None) -> None:
         self.attic = attic
-        self.is_on = self.with_texts = True
+        self.is_on = True
         self._is_armed = False  # or may be: Ctrl-C came before a batch, or while the attic was told
 
     @property
@@ -50,8 +49,7 @@ class Recalls:
         """How a batch recalls that asks so, if it does."""
         if self.attic is None or not self.has_any:
             return None
-        is_served = asking == "question" or (self.with_texts and self.attic.serves_texts)
-        return asking if is_served else None
+        return asking if asking == "question" or self.attic.serves_texts else None
 
     @contextmanager
     def armed(self, asking: Asking | None, n_past: int, pins: Sequence[tuple[int, int]]) -> Iterator[None]:

@@ -36,8 +36,8 @@ class CacheView:
     traces : float32[n_trace, n_layer, n_head_kv, n_cells], what the policy's observe() returned, carried
         along with the entries; 0 for new ones.
     n_unobserved : the newest tokens that observe() has not seen.
-    recalled : bool[n_layer, n_head_kv, n_cells], entries that the last recall fetched back from the attic, as
-        a question does, and tokens that are generated; None: there are none.
+    recalled : bool[n_layer, n_head_kv, n_cells], entries that the last batch that recalled fetched back from
+        the attic; None: there are none.
     rows : who works on rows of cells for it; numpy, or native code with the same answers.
     """
 

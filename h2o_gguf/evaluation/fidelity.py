@@ -68,13 +68,11 @@ class Fidelity:
         return {name: value for name, value in asdict(self).items() if name != "nll"}
 
 
-def read_on(engine: Engine, tokens: Sequence[int], *, is_scored: bool = True) -> None:
+def read_on(engine: Engine, tokens: Sequence[int]) -> None:
     """Append tokens; where the engine recalls every N of those it generates, it does so here too.
 
-    Each N-th token recalls alone: in a batch, those before it would see what it asked for. For the same
-    reason what is scored does not recall as a text.
+    Each N-th token recalls alone: in a batch, those before it would see what it asked for.
     """
-    engine.recalls.with_texts = not is_scored
     every = engine.attic.options.every or 0 if engine.attic is not None else 0
     start = 0
     while start < len(tokens):

@@ -93,14 +93,14 @@ class _Track:
         self._rows: list[NDArray[np.float32]] = []
         self._writing: Generator[int, None, None] | None = None
         llm.engine.reset()
-        llm.engine.on_logits = lambda _, rows: self._rows.append(rows)
 
     def read(self, tokens: Sequence[int], *, is_scored: bool) -> NDArray[np.float32]:
-        """Log-probabilities after each token: float32[n, n_vocab]."""
+        """Log-probabilities after each token: float32[n, n_vocab], of none unless is_scored."""
+        self.llm.engine.on_logits = (lambda _, rows: self._rows.append(rows)) if is_scored else None
         started = time.perf_counter()
-        read_on(self.llm.engine, tokens, is_scored=is_scored)
+        read_on(self.llm.engine, tokens)
         self.read_s.append((time.perf_counter() - started) / len(tokens))
-        rows = log_softmax(np.concatenate(self._rows))
+        rows = log_softmax(np.concatenate(self._rows)) if is_scored else np.empty((0, 0), np.float32)
         self._rows.clear()
         return rows
 

@@ -84,6 +84,20 @@ def test_rows_of_tokens_that_others_evaluated_are_no_numbers(llama: Any) -> None
     assert np.array_equal(llama.scores[:20], known) and np.isnan(llama.scores[20:]).all()
 
 
+def test_no_row_knows_what_a_later_token_asked_for(tmp_path: Path) -> None:
+    """So a text that is scored recalls nothing for itself, though there is an attic."""
+    options = {"kv_budget": 48, "n_batch": 64, "logits_all": True, "attic": "ram"}
+    with open_tiny("llama", tmp_path, **options) as llm:
+        rows = []
+        for seed in (1, 2):
+            llm.reset()
+            llm.eval([*random_tokens(200), *random_tokens(20)])
+            llm.eval([*TOKENS[:32], *random_tokens(32, seed)])
+            rows.append(llm.scores[:252].copy())
+        np.testing.assert_array_equal(*rows)
+        assert llm.kv_report().attic.entries > 100 and llm.kv_report().attic.recalled == 0
+
+
 def test_what_cannot_be_read_again_is_not_forgotten(llama: Any) -> None:
     """Parts of an image, where forgetting the newest tokens would not be exact."""
     llama.eval(TOKENS[:4])

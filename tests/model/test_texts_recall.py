@@ -33,9 +33,9 @@ def newest_values(llm: Any, n: int) -> NDArray[np.float32]:
     return np.stack(found)
 
 
-def read(kv_budget: int, *, with_texts: bool = True, **options: Any) -> NDArray[np.float32]:
+def read(kv_budget: int, *, recalls: bool = True, **options: Any) -> NDArray[np.float32]:
     with open_llama(kv_budget=kv_budget, n_batch=N_BATCH, n_ctx=1024, **options) as llm:
-        llm.engine.recalls.with_texts = with_texts
+        llm.engine.recalls.is_on = recalls
         tokens = llm.tokenize(text().encode())
         llm.engine.prefill(tokens[: len(tokens) % N_BATCH])
         llm.engine.prefill(tokens[len(tokens) % N_BATCH :])  # the last batch is a whole one
@@ -46,8 +46,8 @@ def read(kv_budget: int, *, with_texts: bool = True, **options: Any) -> NDArray[
 def test_a_repeated_passage_comes_nearer_to_the_full_caches(policy: str) -> None:
     full = read(1000, policy=policy)
     with_attic = {"policy": policy, "attic": "ram"}
-    off, on = (np.linalg.norm(read(96, with_texts=on, **with_attic) - full) for on in (False, True))
+    off, on = (np.linalg.norm(read(96, recalls=on, **with_attic) - full) for on in (False, True))
     assert on < 0.5 * off
     np.testing.assert_array_equal(
-        read(96, with_texts=False, **with_attic), read(96, policy=policy), "without, an attic only fills"
+        read(96, recalls=False, **with_attic), read(96, policy=policy), "without, an attic only fills"
     )

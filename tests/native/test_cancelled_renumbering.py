@@ -29,7 +29,7 @@ def opened(path: Path) -> Any:
         attic="ram",
         n_threads=1,
     )
-    llm.engine.recalls.with_texts = False  # a batch that was cancelled may have exchanged entries
+    llm.engine.recalls.is_on = False  # a batch that was cancelled may have exchanged entries
     llm.engine.prefill(HISTORY)
     return llm
 
