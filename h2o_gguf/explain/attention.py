@@ -77,13 +77,16 @@ def glances(
             if history is not None and n_past in evictions:
                 _evict(cache, history.leaves(n_past), evictions[n_past])
             end = _batch_end(n_past, context.n_batch, queries, stops)
-            if attic is not None and n_past in recalls:
-                end = min(recalls[n_past].end, max(n_past, queries.start) + 1)
-                attic.recall_next(n_past, recalls[n_past].pins, recalls[n_past].asking)
+            recall = recalls.get(n_past)
+            if recall is not None:
+                end = min(recall.end, max(n_past, queries.start) + 1)
             if end - shift > own.n_pos_max and history is not None:
                 cache.rebase()
                 shift = n_past - cache.used()
-            _decode(context, tokens[n_past:end], n_past, cancel)
+            if attic is not None and recall is not None:
+                _decode_recalling(attic, recall, context, tokens[n_past:end], n_past, cancel)
+            else:
+                _decode(context, tokens[n_past:end], n_past, cancel)
             if end - 1 in queries:
                 view = cache.view()
                 yield Glance(end - 1, view.pos.copy(), view.scores.copy())
@@ -125,6 +128,26 @@ def _evict(cache: Any, leaves: NDArray[np.int64], n: int) -> None:
     when = np.take_along_axis(leaves, np.maximum(pos, 0).astype(np.int64), axis=-1)
     order = np.lexsort((when, pos < 0), axis=-1)
     cache.evict(order[..., :n].astype(np.int32))
+
+
+def _decode_recalling(
+    attic: Attic,
+    recall: Recall,
+    context: Context,
+    tokens: Sequence[int],
+    n_past: int,
+    cancel: CancelToken | None,
+) -> None:
+    """As the engine does it: where batches only ask, they are read again after what they ask for came back."""
+    attic.recall_next(n_past, recall.pins, recall.asking)
+    _decode(context, tokens, n_past, cancel)
+    for n_left in reversed(range(attic.n_asking)):
+        if not context.remove_from(n_past):
+            return
+        attic.exchange_asked()
+        if n_left > 0:
+            attic.recall_next(n_past, recall.pins, recall.asking)
+        _decode(context, tokens, n_past, cancel)
 
 
 def _decode(context: Context, tokens: Sequence[int], n_past: int, cancel: CancelToken | None) -> None:

@@ -158,9 +158,13 @@ def test_recalls_that_were_taken_back_end_where_the_sequence_does(tmp_path: Path
 
 
 @pytest.mark.parametrize("policy", ["h2o+", "h2o", "streaming"])
-def test_a_replay_fetches_back_what_the_first_reading_did(policy: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("granularity", ["head", "layer", "token"])
+def test_a_replay_fetches_back_what_the_first_reading_did(
+    policy: str, granularity: str, tmp_path: Path
+) -> None:
     """But for the last of those whose neighbourhoods are attended to alike, where any may come first."""
-    with open_tiny("llama", tmp_path, **(OPTIONS | {"policy": policy})) as llm:
+    options = OPTIONS | {"policy": policy, "granularity": granularity}
+    with open_tiny("llama", tmp_path, **options) as llm:
         recorded, kept, engine = Recording(llm.engine), Kept(llm.engine.cache), llm.engine
         engine.prefill(random_tokens(150))
         ask(llm, 12, 1)
@@ -173,7 +177,7 @@ def test_a_replay_fetches_back_what_the_first_reading_did(policy: str, tmp_path:
             assert (held.sum(-1) == wanted.sum(-1)).all()
             found.append(np.count_nonzero(held & wanted) / np.count_nonzero(wanted))
         n_back = np.count_nonzero(history.recalled(161)) / np.count_nonzero(history.held(161))
-        assert min(found) > 0.9 > 1 - n_back
+        assert min(found) > max(0.9, 1 - n_back / 2) and n_back > 0.05
 
 
 def test_attention_to_recalled_entries_is_not_missed(tmp_path: Path) -> None:
