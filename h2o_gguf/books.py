@@ -152,9 +152,7 @@ class Books:
 
     def traces(self) -> tuple[SavedTraces, ...]:
         """What the policy keeps of every entry, for `adopt`."""
-        if self.cache is None or self._evictor is None:
-            return ()
-        return self._evictor.saved_traces(self.cache)
+        return self._evictor.saved_traces() if self._evictor is not None else ()
 
     def adopt(self, tokens: Sequence[int], logits: Logits | None, traces: Sequence[SavedTraces] = ()) -> None:
         """Take over a sequence the context was given by other means (a loaded session).

@@ -118,16 +118,10 @@ class Evictor:
                 self._traces[each.layers] = Traces(self.policy.n_trace)
                 self._traces[each.layers].put(each.pos, each.numbers, each.n_seen)
 
-    def saved_traces(self, cache: NativeCache) -> tuple[SavedTraces, ...]:
-        """The traces of what the cache holds, for `take_over`."""
-        if not self.policy.n_trace:
-            return ()
-        views = [group.view() for group in cache.groups]
-        return tuple(
-            self._traces[layers].save(layers, view.pos)
-            for view in views
-            if (layers := tuple(view.layer_ids)) in self._traces
-        )
+    def saved_traces(self) -> tuple[SavedTraces, ...]:
+        """What the policy keeps of entries, for `take_over`."""
+        all_saved = (traces.save(layers) for layers, traces in self._traces.items())
+        return tuple(saved for saved in all_saved if saved is not None)
 
     def notes(self) -> Notes:
         """What is known of the sequence now, to go back to."""

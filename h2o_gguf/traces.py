@@ -41,10 +41,16 @@ class Traces:
             return np.zeros((self.n_trace, *pos.shape), np.float32)
         return rows.carried(self._numbers, self._pos, pos)
 
-    def save(self, layers: tuple[int, ...], pos: NDArray[np.int32]) -> SavedTraces:
-        """The numbers of the entries that cells hold now.  layers : theirs. pos : as for `at`."""
-        is_used = (pos >= 0).any((0, 1))
-        return SavedTraces(layers, self.n_seen, pos[..., is_used], self.at(pos)[..., is_used])
+    def save(self, layers: tuple[int, ...]) -> SavedTraces | None:
+        """All that is known, also of entries that left since and may be recalled; None before the first put.
+
+        layers : theirs.
+        """
+        if self._pos is None:
+            return None
+        is_used = (self._pos >= 0).any((0, 1))
+        pos = np.maximum(self._pos[..., is_used], -1)
+        return SavedTraces(layers, self.n_seen, pos, self._numbers[..., is_used])
 
     def put(self, pos: NDArray[np.int32], numbers: NDArray[np.float32], n_past: int) -> None:
         """Keep the numbers of the entries that cells hold now, and of no others.

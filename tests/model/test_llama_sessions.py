@@ -344,6 +344,19 @@ def test_a_model_file_that_is_gone_does_not_matter_to_a_loaded_model(tmp_path: P
         assert go_on(again, 8) == expected
 
 
+@pytest.mark.parametrize("n", [50, 57])
+def test_what_a_policy_remembers_of_entries_that_may_come_back_is_saved_too(n: int, tmp_path: Path) -> None:
+    """Some left for the attic since the policy looked at them, and are recalled before it looks again."""
+    options = {"kv_budget": 40, "n_batch": 8, "kv_block": 8, "attic": "ram", "recall_every": 1}
+    with open_tiny("llama", tmp_path, **options) as llm, open_tiny("llama", tmp_path, **options) as other:
+        llm.eval(random_tokens(n))
+        list(itertools.islice(llm.generate([], reset=False, temp=0), 8))
+        other.load_state(llm.save_state())
+        for each in (llm, other):
+            each.eval(random_tokens(64, seed=1))
+        np.testing.assert_array_equal(llm.engine.logits, other.engine.logits)
+
+
 def test_a_session_keeps_its_attic_where_there_is_one(tmp_path: Path) -> None:
     options = {"policy": "h2o", "kv_budget": 40, "n_batch": 16, "kv_block": 8}
     with open_tiny("llama", tmp_path, **options, attic="ram") as llm:
