@@ -39,8 +39,8 @@ class Books:
     pins : position spans that are never victims.
     recalls : which batches fetch evicted entries back, and from where.
     n_ctx : most tokens of a sequence; UNBOUNDED with eviction, unless positions cannot be renumbered.
-    on_logits : told of every batch. on_recall : told after a batch that fetched entries back. on_adopt : told
-        when another sequence has taken the place of the one before.
+    on_logits : told of every batch. on_recall : told after a batch that fetched entries back, of 0 tokens
+        where it failed. on_adopt : told when another sequence has taken the place of the one before.
     """
 
     def __init__(

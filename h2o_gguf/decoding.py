@@ -64,6 +64,8 @@ class Decoder(CacheBooks):
             return self.context.logits(len(tokens) if all_logits else 1)
         reason = room_failure() if code == DECODE_NO_VICTIMS and raised is None else ""
         self.settle()
+        if asking is not None:
+            self._tell_recall(0, asking)  # entries have changed places in the layers that were computed
         if raised is not None:
             raise raised from raised.__cause__
         if reason:

@@ -138,7 +138,7 @@ def _decode_recalling(
     n_past: int,
     cancel: CancelToken | None,
 ) -> None:
-    """As the engine does it: where batches only ask, they are read again after what they ask for came back."""
+    """As the engine does it: where a batch only asks, it is read again after what it asked for came back."""
     attic.recall_next(n_past, recall.pins, recall.asking)
     _decode(context, tokens, n_past, cancel)
     for n_left in reversed(range(attic.n_asking)):

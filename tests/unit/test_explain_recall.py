@@ -11,6 +11,8 @@ from harness import random_tokens
 from llama_harness import open_tiny
 from numpy.typing import NDArray
 
+from h2o_gguf.cancel import CancelToken
+from h2o_gguf.errors import Cancelled
 from h2o_gguf.evaluation.answering import Greedy
 from h2o_gguf.explain import HELD, History, Recording, explain_reply
 from h2o_gguf.explain.attention import glances
@@ -155,6 +157,33 @@ def test_recalls_that_were_taken_back_end_where_the_sequence_does(tmp_path: Path
         history = recorded.history()
         assert history.recalls[-1].end == 152 and history.gaps[:, 3:].max() <= 152
         np.testing.assert_array_equal(~history.gone(152), Recording(llm.engine).history().left == HELD)
+
+
+@pytest.mark.parametrize("n_nodes", [20, 35, 50])
+def test_what_a_cancelled_batch_exchanged_is_told_too(n_nodes: int, tmp_path: Path) -> None:
+    from h2o_gguf.native import C
+
+    with open_tiny("llama", tmp_path, **(OPTIONS | {"n_batch": 32, "recall_every": 0})) as llm:
+        recorded, engine = Recording(llm.engine), llm.engine
+        engine.prefill(random_tokens(150))
+        n_before, n_asked, context = engine.attic.n_recalled, 0, engine.context
+
+        def should_stop(_data: Any) -> bool:
+            nonlocal n_asked
+            n_asked += 1
+            return n_asked > n_nodes
+
+        context._abort, ours = C.ggml_abort_callback(should_stop), context._abort
+        with pytest.raises(Cancelled):
+            engine.prefill(random_tokens(64, 1), cancel=CancelToken())
+        context._abort = ours
+        assert engine.attic.n_recalled > n_before
+        kept, n_prompt = Kept(engine.cache), engine.n_past
+        reply = list(engine.generate(Greedy(), max_tokens=4))
+        history = recorded.history()
+        kept.assert_told_by(history)
+        assert (history.left > np.arange(engine.n_past)).all()
+        assert np.isfinite(explain_reply(llm, recorded, n_prompt, reply).kept).all()
 
 
 @pytest.mark.parametrize("policy", ["h2o+", "h2o", "streaming"])
