@@ -34,7 +34,6 @@ struct LayerQueries {
     const float * sinks;               // [n_head] or nullptr
 };
 
-
 struct HeadId { int32_t layer, head; };
 
 // Of one sequence, for one batch.  Layers follow each other, each in three steps that all threads take part in and that
