@@ -34,6 +34,9 @@ class Rows(Protocol):
         Of equal scores the newest is higher.  Raises: as for lowest.
         """
 
+    def within(self, pos: Positions, start: int, end: int) -> Marks:
+        """Return which positions lie from start on, before end: bool of pos's shape.  start, end : >= 0."""
+
     def rates(self, scores: Numbers, pos: Positions, n_past: int, sums: Numbers) -> Numbers:
         """Return scores divided by sums[n_past - pos], or by the last of sums: float32[..., n_cells].
 
@@ -53,6 +56,9 @@ class Rows(Protocol):
         1 for a vector of 0, which has no direction.  vectors : float32[..., n, dim]. n_last : 0 to n.
         """
 
+    def lengths(self, vectors: Numbers) -> Numbers:
+        """Return the lengths of vectors: float32[..., dim] -> float32[...]."""
+
 
 class PlainRows:
     """Rows in numpy: the reference, for views that do not come from a native cache."""
@@ -66,6 +72,10 @@ class PlainRows:
         rank = np.argsort(_in_order(scores, pos, evictable, n), axis=-1)
         n_evictable = np.count_nonzero(evictable, axis=-1, keepdims=True)
         return np.asarray((rank >= n_evictable - n) & (rank < n_evictable))
+
+    def within(self, pos: Positions, start: int, end: int) -> Marks:
+        """As Rows says."""
+        return np.asarray((pos >= start) & (pos < end))
 
     def rates(self, scores: Numbers, pos: Positions, n_past: int, sums: Numbers) -> Numbers:
         """As Rows says."""
@@ -87,6 +97,10 @@ class PlainRows:
         mean = directions(units.sum(-2, keepdims=True))
         last = units[..., units.shape[-2] - n_last :, :]
         return np.asarray(1 - (last @ mean.swapaxes(-1, -2))[..., 0], np.float32)
+
+    def lengths(self, vectors: Numbers) -> Numbers:
+        """As Rows says."""
+        return np.asarray(np.sqrt(np.einsum("...d,...d->...", vectors, vectors)), np.float32)
 
 
 def directions(

@@ -79,7 +79,7 @@ class CacheView:
     def _inside_pins(self, pos: NDArray[np.int32]) -> NDArray[np.bool_]:
         inside = np.zeros(pos.shape, np.bool_)
         for start, end in self.pins:
-            inside |= (pos >= max(start, 0)) & (pos < end)
+            inside |= self.rows.within(pos, max(start, 0), max(end, 0))
         return inside
 
     def evictable(
@@ -92,8 +92,8 @@ class CacheView:
         cells : int[n_layer, n_head_kv, n], asks for these alone and in this order.
         """
         pos = self.pos if cells is None else np.take_along_axis(self.pos, cells, axis=-1)
-        free = pos >= max(int(n_sink), 0)
-        free &= pos < self.n_past - max(int(n_recent), 0)  # a small integer of numpy's would overflow
+        first_recent = self.n_past - max(int(n_recent), 0)  # a small integer of numpy's would overflow
+        free = self.rows.within(pos, max(int(n_sink), 0), max(first_recent, 0))
         if self.pins:
             free &= ~self._inside_pins(pos)
         if self.recalled is not None:

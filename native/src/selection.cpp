@@ -22,11 +22,14 @@ H2OG_VECTORS
 Row load(const float * scores, const uint8_t * evictable, int32_t n_cells, int32_t * __restrict keys) {
     Row row;
     for (int32_t c = 0; c < n_cells; ++c) {
+        keys[c] = -int32_t(evictable[c] != 0);  // all bits or none, in a loop of its own: types of two sizes make slow vectors
+    }
+    for (int32_t c = 0; c < n_cells; ++c) {
         const float score = scores[c] + 0.0f;
         int32_t bits;
         memcpy(&bits, &score, sizeof(bits));
         const int32_t key = bits ^ ((bits >> 31) & INT32_MAX);
-        const int32_t may_go = -int32_t(evictable[c] != 0);  // all bits or none
+        const int32_t may_go = keys[c];
         const int32_t or_never = (key & may_go) | (NEVER & ~may_go), or_least = (key & may_go) | (INT32_MIN & ~may_go);
         row.lowest  = or_never < row.lowest  ? or_never : row.lowest;
         row.highest = or_least > row.highest ? or_least : row.highest;
@@ -63,6 +66,14 @@ void count_below(const int64_t * numbers, int32_t n, int64_t * __restrict out) {
             n_below += numbers[j] < numbers[i];
         }
         out[i] = n_below;
+    }
+}
+
+// Marks the positions among the n from start on; those below 0 lie behind all others.
+H2OG_VECTORS
+void mark_within(const int32_t * pos, int64_t n_cells, uint32_t start, uint32_t n, uint8_t * __restrict out) {
+    for (int64_t c = 0; c < n_cells; ++c) {
+        out[c] = uint32_t(pos[c]) - start < n;
     }
 }
 
@@ -171,6 +182,15 @@ void for_rows(const float * scores, const uint8_t * evictable, int64_t n_rows, i
 }
 
 } // namespace
+
+int32_t h2og_within(const int32_t * pos, int64_t n, int64_t start, int64_t end, uint8_t * out) {
+    return guarded([&]() -> int32_t {
+        constexpr int64_t N_POSITIONS = int64_t(1) << 31;
+        start = std::clamp<int64_t>(start, 0, N_POSITIONS);
+        mark_within(pos, n, uint32_t(start), uint32_t(std::clamp(end, start, N_POSITIONS) - start), out);
+        return H2OG_OK;
+    });
+}
 
 int32_t h2og_lowest(const float * scores, const int32_t * pos, const uint8_t * evictable, int64_t n_rows, int32_t n_cells, int32_t n,
                     int32_t * out) {
