@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from h2o_gguf.errors import BudgetError, PolicyError
 
-__all__ = ["PLAIN", "Marks", "Numbers", "PlainRows", "Positions", "Rows", "directions"]
+__all__ = ["PLAIN", "Marks", "Numbers", "PlainRows", "Positions", "Rows", "directions", "taken"]
 
 Numbers = NDArray[np.float32]
 Positions = NDArray[np.int32]
 Marks = NDArray[np.bool_]
+Scalar = TypeVar("Scalar", bound=np.generic)
 
 N_POSITIONS = 2**31  # positions are int32
 
@@ -110,6 +111,16 @@ def directions(
     lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
     units: NDArray[np.floating[Any]] = vectors / np.maximum(lengths, np.finfo(vectors.dtype).tiny)
     return units if held is None else np.where(held[..., None], units, 0)
+
+
+def taken(array: NDArray[Scalar], cells: NDArray[np.integer[Any]]) -> NDArray[Scalar]:
+    """Return some cells of each row, as np.take_along_axis does in three times as long: [..., n].
+
+    array : [..., n_cells]. cells : int[..., n], from 0 to n_cells - 1.
+    """
+    *rows, n_cells = array.shape
+    starts = np.arange(0, array.size, n_cells).reshape(*rows, 1)
+    return array.reshape(-1).take(starts + cells)
 
 
 PLAIN: Rows = PlainRows()
