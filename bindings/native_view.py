@@ -44,7 +44,8 @@ class NativeView:
 class CacheInfo:
     """Facts of a cache as it was attached.
 
-    kv_bytes : K and V as allocated, sliding-window layers included. query_bytes : of the recorded queries.
+    is_host : all layers lie in host memory. kv_bytes : K and V as allocated, sliding-window layers included.
+    query_bytes : of the recorded queries.
     """
 
     n_layer: int
@@ -57,6 +58,7 @@ class CacheInfo:
     type_v: int
     n_pos_max: int
     can_renumber: bool
+    is_host: bool
     kv_bytes: int
     query_bytes: int
 
@@ -74,6 +76,7 @@ def info_of(native: Any) -> CacheInfo:
         type_v=native.type_v,
         n_pos_max=native.n_pos_max,
         can_renumber=bool(native.can_renumber),
+        is_host=bool(native.is_host),
         kv_bytes=native.kv_bytes,
         query_bytes=native.query_bytes,
     )

@@ -145,6 +145,14 @@ class Attic:
         """
         return N_ASKING if granularity_of(self.policy) == "token" else 0
 
+    @property
+    def serves_texts(self) -> bool:
+        """Whether texts recall for themselves.
+
+        Where batches ask first they would be read three times; from a GPU's memory rows travel one by one.
+        """
+        return self.n_asking == 0 and all(group.info.is_host for group in self._groups)
+
     def exchange_asked(self, *, is_counted: bool = True) -> None:
         """Exchange what the batch asked for that was rolled back.  is_counted : as recalled by the turn."""
         n_before = self.n_recalled

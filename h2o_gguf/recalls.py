@@ -47,9 +47,11 @@ class Recalls:
         return self.attic.n_asking if self.attic is not None else 0
 
     def granted(self, asking: Asking | None) -> Asking | None:
-        """How a batch recalls that asks so, if it does: a text not where it would be read three times."""
-        is_wanted = asking == "question" or (self.with_texts and self.n_asking == 0)
-        return asking if is_wanted and self.has_any else None
+        """How a batch recalls that asks so, if it does."""
+        if self.attic is None or not self.has_any:
+            return None
+        is_served = asking == "question" or (self.with_texts and self.attic.serves_texts)
+        return asking if is_served else None
 
     @contextmanager
     def armed(self, asking: Asking | None, n_past: int, pins: Sequence[tuple[int, int]]) -> Iterator[None]:

@@ -192,6 +192,10 @@ class FakeAttic:
     def begin_turn(self) -> None:
         self.n_before_turn = len(self.asked)
 
+    @property
+    def serves_texts(self) -> bool:
+        return self.n_asking == 0
+
     def begin(self, pos: int) -> None:
         """A batch at pos is decoded."""
         if self.is_armed:

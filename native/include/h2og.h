@@ -97,6 +97,7 @@ typedef struct h2og_info {
     int32_t type_k, type_v;   // ggml_type
     int32_t n_pos_max;
     int32_t can_renumber;     // keys can be re-rotated to new positions
+    int32_t is_host;          // all layers lie in host memory
     int64_t kv_bytes;         // K and V as allocated: evicted cache and sliding-window cache
     int64_t query_bytes;      // of the recorded queries
 } h2og_info;

@@ -3,6 +3,8 @@
 
 #include "session.h"
 
+#include <algorithm>
+
 #ifndef H2OG_VERSION
 #  define H2OG_VERSION "0.0.0"
 #endif
@@ -66,8 +68,9 @@ int32_t h2og_get_info(h2og_cache * cache, h2og_info * out) {
             }
         }
         const Layer & layer = s.layers[0];
+        const bool is_host = std::all_of(s.layers.begin(), s.layers.end(), [](const Layer & l) { return l.is_host; });
         *out = { s.n_layer, s.n_head_kv, s.n_cells, s.n_stream, s.head_dim_k, s.head_dim_v,
-                 layer.k->type, layer.v != nullptr ? layer.v->type : layer.k->type, s.n_pos_max, s.can_renumber, bytes,
+                 layer.k->type, layer.v != nullptr ? layer.v->type : layer.k->type, s.n_pos_max, s.can_renumber, is_host, bytes,
                  s.queries != nullptr ? s.queries->bytes() : 0 };
         return H2OG_OK;
     });

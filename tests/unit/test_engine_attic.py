@@ -186,19 +186,30 @@ class Group:
     n_recalled: int = 0
     n_back: int = 0  # what comes back each time
     n_dropped: int = 0
+    is_host: bool = True
 
     @property
     def n_layer(self) -> int:
         return len(self.layer_ids)
 
     @property
+    def info(self) -> Any:
+        return SimpleNamespace(is_host=self.is_host)
+
+    @property
     def attic(self) -> Any:
-        return self
+        return SimpleNamespace(
+            open=self.open,
+            info=self.attic_info,
+            recall_next=self.recall_next,
+            withdraw=self.withdraw,
+            recall_asked=self.recall_asked,
+        )
 
     def open(self, max_bytes: int, **options: Any) -> None:
         self.told.append({"max_bytes": max_bytes, **options})
 
-    def info(self) -> Any:
+    def attic_info(self) -> Any:
         return SimpleNamespace(
             n_entry=self.n_entry, bytes=100, n_recalled=self.n_recalled, n_dropped=self.n_dropped
         )
@@ -249,6 +260,15 @@ def test_every_token_of_a_text_asks_until_the_attic_is_large(n_entry: int, every
         "n_after": every - 1,
         "alike": "head",
     }
+
+
+def test_texts_recall_where_that_costs_one_reading_and_all_layers_are_on_the_host() -> None:
+    def serves(granularity: str, *groups: Group) -> bool:
+        return attic_of(make("h2o", 100, granularity=granularity), *groups).serves_texts
+
+    host, gpu = Group((0, 1)), Group((2, 3), is_host=False)
+    assert serves("head", host) and serves("layer", host)
+    assert not serves("token", host) and not serves("head", host, gpu)
 
 
 def test_each_group_has_the_numbers_of_its_own_budget_and_its_share_of_the_bytes() -> None:
