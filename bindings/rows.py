@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from h2o_gguf.bindings import library
 from h2o_gguf.bindings.library import ffi
 from h2o_gguf.bindings.status import check
-from h2o_gguf.rows import Marks, Numbers, Positions
+from h2o_gguf.rows import N_POSITIONS, Marks, Numbers, Positions
 
 __all__ = ["NativeRows"]
 
@@ -35,6 +35,13 @@ class NativeRows:
         """bool[..., n_cells], as Rows says."""
         out = np.empty(scores.shape, np.bool_)
         self._choose(self._lib.h2og_highest, scores, pos, evictable, n, _in(out, np.bool_))
+        return out
+
+    def within(self, pos: Positions, start: int, end: int) -> Marks:
+        """bool of pos's shape, as Rows says."""
+        out = np.empty(pos.shape, np.bool_)
+        ends = min(start, N_POSITIONS), min(end, N_POSITIONS)
+        check(self._lib.h2og_within(_in(pos, np.int32), pos.size, *ends, _in(out, np.bool_)))
         return out
 
     def rates(self, scores: Numbers, pos: Positions, n_past: int, sums: Numbers) -> Numbers:
@@ -64,6 +71,13 @@ class NativeRows:
         out = np.empty((*rows, n_last), np.float32)
         counts = math.prod(rows), n, dim, n_last
         check(self._lib.h2og_distances(_in(vectors, np.float32), *counts, _in(out, np.float32)))
+        return out
+
+    def lengths(self, vectors: Numbers) -> Numbers:
+        """float32[...], as Rows says."""
+        *rows, dim = vectors.shape
+        out = np.empty(rows, np.float32)
+        check(self._lib.h2og_lengths(_in(vectors, np.float32), math.prod(rows), dim, _in(out, np.float32)))
         return out
 
     def _choose(

@@ -147,11 +147,11 @@ class Evictor:
 
     def view(self, native: Any) -> CacheView:
         """What the policy would see of a native view now."""
-        n_past, pos = int(native.n_past), native.pos.copy()
+        # Copies: a policy may keep its view, and native memory ends with the cache.
+        n_past, scores, pos = int(native.n_past), native.scores.copy(), native.pos.copy()
         traces = self._traces_of(native) if self.policy.n_trace > 0 else None
         return CacheView(
-            # Copies: a policy may keep its view, and native memory ends with the cache.
-            scores=native.scores.copy(),
+            scores=scores,
             pos=pos,
             n_past=n_past,
             n_used=int(native.n_used),

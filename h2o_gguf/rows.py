@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from h2o_gguf.errors import BudgetError, PolicyError
 
-__all__ = ["PLAIN", "Marks", "Numbers", "PlainRows", "Positions", "Rows", "directions"]
+__all__ = ["PLAIN", "Marks", "Numbers", "PlainRows", "Positions", "Rows", "directions", "taken"]
 
 Numbers = NDArray[np.float32]
 Positions = NDArray[np.int32]
 Marks = NDArray[np.bool_]
+Scalar = TypeVar("Scalar", bound=np.generic)
 
 N_POSITIONS = 2**31  # positions are int32
 
@@ -34,6 +35,9 @@ class Rows(Protocol):
         Of equal scores the newest is higher.  Raises: as for lowest.
         """
 
+    def within(self, pos: Positions, start: int, end: int) -> Marks:
+        """Return which positions lie from start on, before end: bool of pos's shape.  start, end : >= 0."""
+
     def rates(self, scores: Numbers, pos: Positions, n_past: int, sums: Numbers) -> Numbers:
         """Return scores divided by sums[n_past - pos], or by the last of sums: float32[..., n_cells].
 
@@ -53,6 +57,9 @@ class Rows(Protocol):
         1 for a vector of 0, which has no direction.  vectors : float32[..., n, dim]. n_last : 0 to n.
         """
 
+    def lengths(self, vectors: Numbers) -> Numbers:
+        """Return the lengths of vectors: float32[..., dim] -> float32[...]."""
+
 
 class PlainRows:
     """Rows in numpy: the reference, for views that do not come from a native cache."""
@@ -66,6 +73,10 @@ class PlainRows:
         rank = np.argsort(_in_order(scores, pos, evictable, n), axis=-1)
         n_evictable = np.count_nonzero(evictable, axis=-1, keepdims=True)
         return np.asarray((rank >= n_evictable - n) & (rank < n_evictable))
+
+    def within(self, pos: Positions, start: int, end: int) -> Marks:
+        """As Rows says."""
+        return np.asarray((pos >= start) & (pos < end))
 
     def rates(self, scores: Numbers, pos: Positions, n_past: int, sums: Numbers) -> Numbers:
         """As Rows says."""
@@ -88,6 +99,10 @@ class PlainRows:
         last = units[..., units.shape[-2] - n_last :, :]
         return np.asarray(1 - (last @ mean.swapaxes(-1, -2))[..., 0], np.float32)
 
+    def lengths(self, vectors: Numbers) -> Numbers:
+        """As Rows says."""
+        return np.asarray(np.sqrt(np.einsum("...d,...d->...", vectors, vectors)), np.float32)
+
 
 def directions(
     vectors: NDArray[np.floating[Any]], held: NDArray[np.bool_] | None = None
@@ -96,6 +111,16 @@ def directions(
     lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
     units: NDArray[np.floating[Any]] = vectors / np.maximum(lengths, np.finfo(vectors.dtype).tiny)
     return units if held is None else np.where(held[..., None], units, 0)
+
+
+def taken(array: NDArray[Scalar], cells: NDArray[np.integer[Any]]) -> NDArray[Scalar]:
+    """Return some cells of each row, as np.take_along_axis does in three times as long: [..., n].
+
+    array : [..., n_cells]. cells : int[..., n], from 0 to n_cells - 1.
+    """
+    *rows, n_cells = array.shape
+    starts = np.arange(0, array.size, n_cells).reshape(*rows, 1)
+    return array.reshape(-1).take(starts + cells)
 
 
 PLAIN: Rows = PlainRows()

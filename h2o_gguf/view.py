@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from h2o_gguf.errors import PolicyError
 from h2o_gguf.observation import Observation
-from h2o_gguf.rows import PLAIN, Rows
+from h2o_gguf.rows import PLAIN, Rows, taken
 
 __all__ = ["CacheView"]
 
@@ -79,7 +79,7 @@ class CacheView:
     def _inside_pins(self, pos: NDArray[np.int32]) -> NDArray[np.bool_]:
         inside = np.zeros(pos.shape, np.bool_)
         for start, end in self.pins:
-            inside |= (pos >= max(start, 0)) & (pos < end)
+            inside |= self.rows.within(pos, max(start, 0), max(end, 0))
         return inside
 
     def evictable(
@@ -91,13 +91,13 @@ class CacheView:
         spans, and what was recalled.
         cells : int[n_layer, n_head_kv, n], asks for these alone and in this order.
         """
-        pos = self.pos if cells is None else np.take_along_axis(self.pos, cells, axis=-1)
-        free = pos >= max(int(n_sink), 0)
-        free &= pos < self.n_past - max(int(n_recent), 0)  # a small integer of numpy's would overflow
+        pos = self.pos if cells is None else taken(self.pos, cells)
+        first_recent = self.n_past - max(int(n_recent), 0)  # a small integer of numpy's would overflow
+        free = self.rows.within(pos, max(int(n_sink), 0), max(first_recent, 0))
         if self.pins:
             free &= ~self._inside_pins(pos)
         if self.recalled is not None:
-            free &= ~(self.recalled if cells is None else np.take_along_axis(self.recalled, cells, axis=-1))
+            free &= ~(self.recalled if cells is None else taken(self.recalled, cells))
         return free
 
     @property

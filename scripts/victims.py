@@ -78,9 +78,11 @@ class FullCache:
         self.n_past += n
 
     def _rows(self, _row: int, cells: NDArray[np.intp]) -> NDArray[np.float32]:
-        """Some rows, at once; those of new tokens lie in the same cells of all heads."""
+        """Some rows, at once, others each time; those of new tokens lie in the same cells of all heads."""
         n_head_kv = self.pos.shape[1]
-        return self.contents[: n_head_kv * len(cells)].reshape(n_head_kv, len(cells), HEAD_DIM)
+        n = n_head_kv * len(cells)
+        first = self.n_past % (len(self.contents) - n + 1)
+        return self.contents[first : first + n].reshape(n_head_kv, len(cells), HEAD_DIM)
 
 
 def duration_ms(evictor: Evictor, cache: FullCache, n: int) -> float:

@@ -85,7 +85,7 @@ class H2OPlus:
                 cells[row] = sample[:, -n_new:]
                 keys = np.take_along_axis(view.seen.keys(row), sample[..., None], 1)
                 values = np.take_along_axis(view.seen.values(row), cells[row, ..., None], 1)
-            standing[row] = _lengths(values) * view.rows.distances(keys, n_new)
+            standing[row] = view.rows.lengths(values) * view.rows.distances(keys, n_new)
         np.put_along_axis(traces[0], cells, _smoothed(standing), -1)
         return traces
 
@@ -108,12 +108,6 @@ def _newest(pos: NDArray[np.int32], n: int) -> NDArray[np.intp]:
     cells = np.argpartition(pos, -n, axis=-1)[..., -n:]
     order = np.argsort(np.take_along_axis(pos, cells, -1), axis=-1)
     return np.take_along_axis(cells, order, -1)
-
-
-def _lengths(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return the lengths of vectors: float32[..., dim] -> float32[...]."""
-    lengths: NDArray[np.float32] = np.sqrt(np.einsum("...d,...d->...", vectors, vectors))
-    return lengths
 
 
 def _smoothed(numbers: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -265,6 +265,9 @@ H2OG_API int32_t h2og_lowest(const float * scores, const int32_t * pos, const ui
 H2OG_API int32_t h2og_highest(const float * scores, const int32_t * pos, const uint8_t * evictable, int64_t n_rows, int32_t n_cells,
                               int32_t n, uint8_t * out);
 
+// Marks the positions from start on, before end, both 0 or more: out[n], 1 or 0.
+H2OG_API int32_t h2og_within(const int32_t * pos, int64_t n, int64_t start, int64_t end, uint8_t * out);
+
 // Scores divided by sums[n_past - pos], or by the last of sums where there are fewer; [n] of each.
 H2OG_API int32_t h2og_rates(const float * scores, const int32_t * pos, int64_t n, int32_t n_past, const float * sums, int32_t n_sums,
                             float * out);
@@ -277,6 +280,9 @@ H2OG_API int32_t h2og_carried(const float * numbers, const int32_t * was, const 
 // 1 - cos between the last of vectors[n_rows][n][dim] and the mean of their row's directions, 1 for a vector of 0:
 // out[n_rows][n_last].
 H2OG_API int32_t h2og_distances(const float * vectors, int64_t n_rows, int32_t n, int32_t dim, int32_t n_last, float * out);
+
+// Lengths of vectors[n][dim]: out[n].
+H2OG_API int32_t h2og_lengths(const float * vectors, int64_t n, int32_t dim, float * out);
 // cffi: end
 
 #ifdef __cplusplus

@@ -9,16 +9,27 @@ using namespace h2og;
 
 namespace {
 
-// Products of n vectors with others, which lie step apart; 0: all with the same.
 H2OG_VECTORS
-void multiply(const float * vectors, const float * others, int32_t step, int32_t n, int32_t dim, float * __restrict out) {
-    for (int32_t i = 0; i < n; ++i) {
-        const float * a = vectors + int64_t(i)*dim;
-        const float * b = others  + int64_t(i)*step;
+void square(const float * vectors, int64_t n, int32_t dim, float * __restrict out) {
+    for (int64_t i = 0; i < n; ++i) {
+        const float * a = vectors + i*dim;
         float sum = 0.0f;
 #pragma omp simd reduction(+ : sum)
         for (int32_t d = 0; d < dim; ++d) {
-            sum += a[d]*b[d];
+            sum += a[d]*a[d];
+        }
+        out[i] = sum;
+    }
+}
+
+H2OG_VECTORS
+void multiply(const float * vectors, const float * other, int32_t n, int32_t dim, float * __restrict out) {
+    for (int32_t i = 0; i < n; ++i) {
+        const float * a = vectors + int64_t(i)*dim;
+        float sum = 0.0f;
+#pragma omp simd reduction(+ : sum)
+        for (int32_t d = 0; d < dim; ++d) {
+            sum += a[d]*other[d];
         }
         out[i] = sum;
     }
@@ -49,17 +60,25 @@ int32_t h2og_distances(const float * vectors, int64_t n_rows, int32_t n, int32_t
             for (int32_t start = 0; start < n; start += BLOCK) {
                 const float * some = vectors + int64_t(start)*dim;
                 const int32_t m = std::min(BLOCK, n - start);
-                multiply(some, some, dim, m, dim, &factors[start]);
+                square(some, m, dim, &factors[start]);
                 std::transform(&factors[start], &factors[start] + m, &factors[start], inverse_length);
                 add(some, &factors[start], m, dim, mean.data());
             }
-            float square = 0.0f;
-            multiply(mean.data(), mean.data(), 0, 1, dim, &square);
-            multiply(vectors + int64_t(n - n_last)*dim, mean.data(), 0, n_last, dim, out);
+            float of_mean;
+            square(mean.data(), 1, dim, &of_mean);
+            multiply(vectors + int64_t(n - n_last)*dim, mean.data(), n_last, dim, out);
             for (int32_t i = 0; i < n_last; ++i) {
-                out[i] = 1.0f - out[i]*inverse_length(square)*factors[n - n_last + i];
+                out[i] = 1.0f - out[i]*inverse_length(of_mean)*factors[n - n_last + i];
             }
         }
+        return H2OG_OK;
+    });
+}
+
+int32_t h2og_lengths(const float * vectors, int64_t n, int32_t dim, float * out) {
+    return guarded([&]() -> int32_t {
+        square(vectors, n, dim, out);
+        std::transform(out, out + n, out, [](float each) { return std::sqrt(each); });
         return H2OG_OK;
     });
 }

@@ -14,7 +14,7 @@ public:
     void hold(const int32_t * row, int32_t n_cells, const std::vector<int32_t> & cells) {
         pos = row;
         shift = 31;
-        while ((size_t(1) << (32 - shift)) < 2*cells.size()) {
+        while ((size_t(1) << (32 - shift)) < 16*cells.size()) {  // so that hardly two meet in one
             --shift;
         }
         slots.assign(size_t(1) << (32 - shift), -1);

@@ -22,11 +22,14 @@ H2OG_VECTORS
 Row load(const float * scores, const uint8_t * evictable, int32_t n_cells, int32_t * __restrict keys) {
     Row row;
     for (int32_t c = 0; c < n_cells; ++c) {
+        keys[c] = -int32_t(evictable[c] != 0);  // all bits or none, in a loop of its own: types of two sizes make slow vectors
+    }
+    for (int32_t c = 0; c < n_cells; ++c) {
         const float score = scores[c] + 0.0f;
         int32_t bits;
         memcpy(&bits, &score, sizeof(bits));
         const int32_t key = bits ^ ((bits >> 31) & INT32_MAX);
-        const int32_t may_go = -int32_t(evictable[c] != 0);  // all bits or none
+        const int32_t may_go = keys[c];
         const int32_t or_never = (key & may_go) | (NEVER & ~may_go), or_least = (key & may_go) | (INT32_MIN & ~may_go);
         row.lowest  = or_never < row.lowest  ? or_never : row.lowest;
         row.highest = or_least > row.highest ? or_least : row.highest;
@@ -46,12 +49,55 @@ int32_t count_until(const int32_t * keys, int32_t n_cells, int32_t limit) {
     return n;
 }
 
-// Marks the cells with a key from first to last.
+// Marks the cells with a key above low, up to high.
 H2OG_VECTORS
-void mark(const int32_t * keys, int32_t n_cells, int32_t first, int32_t last, uint8_t * __restrict out) {
+void mark(const int32_t * keys, int32_t n_cells, int32_t low, int32_t high, uint8_t * __restrict out) {
     for (int32_t c = 0; c < n_cells; ++c) {
-        out[c] = (keys[c] >= first) & (keys[c] <= last);
+        out[c] = (keys[c] > low) & (keys[c] <= high);
     }
+}
+
+// How many of some different numbers lie below each: its place in order, found without a branch, which nobody could predict.
+H2OG_VECTORS
+void count_below(const int64_t * numbers, int32_t n, int64_t * __restrict out) {
+    for (int32_t i = 0; i < n; ++i) {
+        int64_t n_below = 0;
+        for (int32_t j = 0; j < n; ++j) {
+            n_below += numbers[j] < numbers[i];
+        }
+        out[i] = n_below;
+    }
+}
+
+// Marks the positions among the n from start on; those below 0 lie behind all others.
+H2OG_VECTORS
+void mark_within(const int32_t * pos, int64_t n_cells, uint32_t start, uint32_t n, uint8_t * __restrict out) {
+    for (int64_t c = 0; c < n_cells; ++c) {
+        out[c] = uint32_t(pos[c]) - start < n;
+    }
+}
+
+// Two keys with the n-th lowest between them: above low, up to high.
+struct Bracket {
+    int32_t low, high;
+    int32_t until_low, until_high;  // how many keys are up to each
+};
+
+// Narrows it until few keys are left between them, or equal ones.
+Bracket narrowed(const Bracket & all, const std::vector<int32_t> & keys, int32_t n) {
+    constexpr int32_t FEW = 16;
+    int64_t low = all.low, high = all.high;
+    int32_t until_low = all.until_low, until_high = all.until_high;
+    // By proportion where keys lie evenly, by halves where they do not.
+    for (bool by_halves = false; until_high - until_low > FEW && high - low > 1; by_halves = !by_halves) {
+        const int64_t span = high - low;
+        const int64_t step = by_halves ? span/2 : span*(n - until_low)/(until_high - until_low);
+        const int64_t middle = low + std::clamp<int64_t>(step, 1, span - 1);
+        const int32_t until_middle = count_until(keys.data(), int32_t(keys.size()), int32_t(middle));
+        (until_middle < n ? low       : high)       = middle;
+        (until_middle < n ? until_low : until_high) = until_middle;
+    }
+    return { int32_t(low), int32_t(high), until_low, until_high };
 }
 
 // Lowers each of n_groups minima to the lowest of every n_groups-th key.
@@ -65,91 +111,56 @@ void lower(const int32_t * keys, int32_t n_cells, int32_t n_groups, int32_t * __
     }
 }
 
-struct Limit {
-    int32_t key = INT32_MIN;
-    int32_t n_until = 0;  // keys up to it
-};
-
-// A limit for the n lowest of some keys of a row, of which n_evictable may be chosen.  Until it there are more only if the highest
-// of these are equal.
-Limit limit_of(const std::vector<int32_t> & keys, int32_t n_evictable, const Row & row, int32_t n) {
-    if (n == 0) {
-        return {};
-    }
-    int64_t low = int64_t(row.lowest) - 1, high = row.highest;
-    int32_t until_low = 0, until_high = n_evictable;
-    // By proportion where keys lie evenly, by halves where they do not.
-    for (bool by_halves = false; until_high > n && high - low > 1; by_halves = !by_halves) {
-        const int64_t span = high - low;
-        const int64_t step = by_halves ? span/2 : span*(n - until_low)/(until_high - until_low);
-        const int64_t middle = low + std::clamp<int64_t>(step, 1, span - 1);
-        const int32_t until_middle = count_until(keys.data(), int32_t(keys.size()), int32_t(middle));
-        (until_middle < n ? low       : high)       = middle;
-        (until_middle < n ? until_low : until_high) = until_middle;
-    }
-    return { int32_t(high), until_high };
+// A limit for the n lowest keys: n groups whose lowest is up to it hold n keys up to it, and few more.
+int32_t limit_of(const std::vector<int32_t> & keys, const Bracket & all, int32_t n, std::vector<int32_t> & minima) {
+    constexpr int64_t GROUPS_PER_CELL = 4;
+    const int32_t n_cells = int32_t(keys.size());
+    minima.assign(std::clamp<int64_t>(n*GROUPS_PER_CELL, 1, n_cells), NEVER);
+    lower(keys.data(), n_cells, int32_t(minima.size()), minima.data());
+    const int32_t n_groups = count_until(minima.data(), int32_t(minima.size()), all.high);
+    return n_groups < n ? narrowed(all, keys, n).high : narrowed({ all.low, all.high, 0, n_groups }, minima, n).high;
 }
 
-// Sorts cells by key, and by position where keys are equal, which few are.
-void sort(std::vector<int32_t> & cells, const std::vector<int32_t> & keys, const int32_t * pos, std::vector<int64_t> & by_key) {
-    by_key.resize(cells.size());
-    std::transform(cells.begin(), cells.end(), by_key.begin(), [&](int32_t c) { return int64_t(keys[c])*(int64_t(1) << 32) + c; });
-    std::sort(by_key.begin(), by_key.end());
-    std::transform(by_key.begin(), by_key.end(), cells.begin(), [](int64_t each) { return int32_t(each); });
-    for (auto start = cells.begin(), end = start; start != cells.end(); start = end) {
-        end = std::find_if(start, cells.end(), [&](int32_t c) { return keys[c] != keys[*start]; });
-        if (end - start > 1) {
-            std::sort(start, end, [&](int32_t a, int32_t b) { return pos[a] < pos[b]; });
-        }
-    }
-}
-
-// Writes those of first, first + step, ... that are wanted, without a branch, which nobody could predict; returns their end.
-template <typename F>
-int32_t * keep(int32_t first, int32_t end, int32_t step, int32_t * out, F && is_wanted) {
-    for (int32_t i = first; i < end; i += step) {
-        *out = i;
-        out += is_wanted(i);
-    }
-    return out;
-}
-
-// Finds the n lowest cells of a row, and maybe a few more.
-class Lowest {
+// Finds the cells of a row with a key above low, up to high, and sorts them by key, and by position where keys are equal.
+class Sorted {
 public:
-    const std::vector<int32_t> & operator()(const std::vector<int32_t> & keys, const Row & row, const int32_t * pos, int32_t n) {
-        // n groups whose lowest key is up to a limit hold n keys up to it.  Other groups hold none.
-        constexpr int64_t GROUPS_PER_CELL = 4;
-        const int32_t n_cells = int32_t(keys.size());
-        int32_t n_groups = int32_t(std::max<int64_t>(1, std::min<int64_t>(n*GROUPS_PER_CELL, n_cells)));
-        minima.assign(n_groups, NEVER);
-        lower(keys.data(), n_cells, n_groups, minima.data());
-        int32_t n_there = count_until(minima.data(), n_groups, row.highest);
-        if (n_there < n) {
-            n_groups = n_cells;
-            n_there = row.n_evictable;
-            minima = keys;
+    const std::vector<int32_t> & operator()(const std::vector<int32_t> & keys, const int32_t * pos, int32_t low, int32_t high) {
+        marks.resize(keys.size());
+        mark(keys.data(), int32_t(keys.size()), low, high, marks.data());
+        find_marked(marks, cells);
+        sort_by_key(keys);
+        for (auto start = cells.begin(), end = start; start != cells.end(); start = end) {
+            end = std::find_if(start, cells.end(), [&](int32_t c) { return keys[c] != keys[*start]; });
+            if (end - start > 1) {
+                std::sort(start, end, [&](int32_t a, int32_t b) { return pos[a] < pos[b]; });
+            }
         }
-        const int32_t limit = limit_of(minima, n_there, row, n).key;
-        groups.resize(n_groups);
-        cells.resize(n_cells);
-        const int32_t * key = keys.data(), * minimum = minima.data();
-        const int32_t * end = keep(0, n_groups, 1, groups.data(), [=](int32_t g) { return minimum[g] <= limit; });
-        int32_t * out = cells.data();
-        for (const int32_t * group = groups.data(); group != end; ++group) {
-            out = keep(*group, n_cells, n_groups, out, [=](int32_t c) { return key[c] <= limit; });
-        }
-        cells.resize(out - cells.data());
-        sort(cells, keys, pos, by_key);
         return cells;
     }
 
 private:
-    std::vector<int32_t> minima, groups, cells;
-    std::vector<int64_t> by_key;
+    void sort_by_key(const std::vector<int32_t> & keys) {
+        constexpr size_t MANY = 256;  // from here on all pairs are too many
+        numbers.resize(cells.size());
+        std::transform(cells.begin(), cells.end(), numbers.begin(), [&](int32_t c) { return int64_t(keys[c])*(int64_t(1) << 32) + c; });
+        if (cells.size() < MANY) {
+            places.resize(cells.size());
+            count_below(numbers.data(), int32_t(cells.size()), places.data());
+            for (size_t i = 0; i < cells.size(); ++i) {
+                cells[places[i]] = int32_t(numbers[i]);
+            }
+        } else {
+            std::sort(numbers.begin(), numbers.end());
+            std::transform(numbers.begin(), numbers.end(), cells.begin(), [](int64_t number) { return int32_t(number); });
+        }
+    }
+
+    std::vector<uint8_t> marks;
+    std::vector<int32_t> cells;
+    std::vector<int64_t> numbers, places;
 };
 
-// Calls f(keys, row, its index) for each row, of which n or more may be chosen.
+// Calls f(keys, the bracket that holds all of them, its index) for each row, of which n or more may be chosen.
 template <typename F>
 void for_rows(const float * scores, const uint8_t * evictable, int64_t n_rows, int32_t n_cells, int32_t n, F && f) {
     std::vector<int32_t> keys(n_cells);
@@ -162,7 +173,7 @@ void for_rows(const float * scores, const uint8_t * evictable, int64_t n_rows, i
         }
         n_nan += row.n_nan;
         if (n_nan == 0) {
-            f(keys, row, i);
+            f(keys, { row.lowest - 1, row.highest, 0, row.n_evictable }, i);
         }
     }
     if (n_nan > 0) {
@@ -172,12 +183,23 @@ void for_rows(const float * scores, const uint8_t * evictable, int64_t n_rows, i
 
 } // namespace
 
+int32_t h2og_within(const int32_t * pos, int64_t n, int64_t start, int64_t end, uint8_t * out) {
+    return guarded([&]() -> int32_t {
+        constexpr int64_t N_POSITIONS = int64_t(1) << 31;
+        start = std::clamp<int64_t>(start, 0, N_POSITIONS);
+        mark_within(pos, n, uint32_t(start), uint32_t(std::clamp(end, start, N_POSITIONS) - start), out);
+        return H2OG_OK;
+    });
+}
+
 int32_t h2og_lowest(const float * scores, const int32_t * pos, const uint8_t * evictable, int64_t n_rows, int32_t n_cells, int32_t n,
                     int32_t * out) {
     return guarded([&]() -> int32_t {
-        Lowest lowest;
-        for_rows(scores, evictable, n_rows, n_cells, n, [&](const std::vector<int32_t> & keys, const Row & row, int64_t i) {
-            std::copy_n(lowest(keys, row, pos + i*n_cells, n).begin(), n, out + i*n);
+        Sorted sorted;
+        std::vector<int32_t> minima;
+        for_rows(scores, evictable, n_rows, n_cells, n, [&](const std::vector<int32_t> & keys, const Bracket & all, int64_t i) {
+            const int32_t limit = limit_of(keys, all, n, minima);
+            std::copy_n(sorted(keys, pos + i*n_cells, INT32_MIN, limit).begin(), n, out + i*n);
         });
         return H2OG_OK;
     });
@@ -186,18 +208,13 @@ int32_t h2og_lowest(const float * scores, const int32_t * pos, const uint8_t * e
 int32_t h2og_highest(const float * scores, const int32_t * pos, const uint8_t * evictable, int64_t n_rows, int32_t n_cells, int32_t n,
                      uint8_t * out) {
     return guarded([&]() -> int32_t {
-        std::vector<int32_t> equal;
-        std::vector<int64_t> by_key;
-        for_rows(scores, evictable, n_rows, n_cells, n, [&](const std::vector<int32_t> & keys, const Row & row, int64_t i) {
-            const int32_t n_others = row.n_evictable - n;
-            const Limit limit = limit_of(keys, row.n_evictable, row, n_others);
-            mark(keys.data(), n_cells, limit.key + 1, NEVER - 1, out + i*n_cells);
-            if (limit.n_until > n_others) {  // of equal ones the newest are higher
-                equal.resize(n_cells);
-                equal.resize(keep(0, n_cells, 1, equal.data(), [&](int32_t c) { return keys[c] == limit.key; }) - equal.data());
-                sort(equal, keys, pos + i*n_cells, by_key);
-                std::for_each(equal.end() - (limit.n_until - n_others), equal.end(), [&](int32_t c) { out[i*n_cells + c] = 1; });
-            }
+        Sorted sorted;
+        for_rows(scores, evictable, n_rows, n_cells, n, [&](const std::vector<int32_t> & keys, const Bracket & all, int64_t i) {
+            const int32_t n_others = all.until_high - n;
+            const Bracket bracket = narrowed(all, keys, n_others);
+            mark(keys.data(), n_cells, bracket.high, NEVER - 1, out + i*n_cells);
+            const std::vector<int32_t> & between = sorted(keys, pos + i*n_cells, bracket.low, bracket.high);
+            std::for_each(between.end() - (bracket.until_high - n_others), between.end(), [&](int32_t c) { out[i*n_cells + c] = 1; });
         });
         return H2OG_OK;
     });

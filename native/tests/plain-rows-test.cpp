@@ -126,6 +126,18 @@ void check_carried(int32_t n_was, int32_t n_now) {
     }
 }
 
+void check_within(int64_t start, int64_t end) {
+    std::vector<int32_t> pos = { -1, -2, INT32_MIN, 0, 1, 2, INT32_MAX - 1, INT32_MAX };
+    for (int32_t i = 0; i < 60; ++i) {
+        pos.push_back(draw(40) - 5);
+    }
+    std::vector<uint8_t> out(pos.size(), 7);
+    CHECK(h2og_within(pos.data(), int64_t(pos.size()), start, end, out.data()) == H2OG_OK, "%s", h2og_last_error());
+    for (size_t i = 0; i < pos.size(); ++i) {
+        CHECK(out[i] == (pos[i] >= start && pos[i] < end), "position %d from %lld to %lld", pos[i], (long long) start, (long long) end);
+    }
+}
+
 void check_rates(int32_t n) {
     const int32_t n_past = 500, n_sums = 100;
     std::vector<float> scores(n), sums(n_sums), out(n);
@@ -173,6 +185,17 @@ void check_distances(int32_t n, int32_t dim, int32_t n_last) {
     }
 }
 
+void check_lengths(int32_t dim) {
+    std::vector<float> vectors(size_t(3)*dim), out(3);
+    for (int32_t i = 0; i < 3; ++i) {
+        std::fill_n(vectors.begin() + i*dim, dim, 2.0f*i);  // of length 2 i times the root of dim
+    }
+    CHECK(h2og_lengths(vectors.data(), 3, dim, out.data()) == H2OG_OK, "%s", h2og_last_error());
+    for (int32_t i = 0; i < 3; ++i) {
+        CHECK(std::fabs(out[i] - 2*i*std::sqrt(double(dim))) < 1e-5*dim, "length %d is %g", i, out[i]);
+    }
+}
+
 } // namespace
 
 int main() {
@@ -200,6 +223,11 @@ int main() {
             check_carried(n_was, n_now);
         }
     }
+    for (const int64_t start : { int64_t(0), int64_t(3), int64_t(INT32_MAX), int64_t(1) << 40 }) {
+        for (const int64_t end : { int64_t(0), int64_t(3), int64_t(20), int64_t(INT32_MAX), int64_t(1) << 40 }) {
+            check_within(start, end);
+        }
+    }
     for (const int32_t n : { 1, 255, 256, 1000 }) {
         check_rates(n);
     }
@@ -207,6 +235,9 @@ int main() {
     check_distances(40, 64, 40);
     check_distances(50, 100, 3);
     check_distances(16, 128, 0);
+    for (const int32_t dim : { 1, 8, 100, 128 }) {
+        check_lengths(dim);
+    }
     printf("ok\n");
     return 0;
 }

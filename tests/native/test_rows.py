@@ -80,6 +80,15 @@ def test_arrays_that_do_not_go_together_are_refused() -> None:
         NativeRows().distances(long, 2)
 
 
+@settings(max_examples=100, deadline=None)
+@given(start=st.integers(0, 2**70) | st.integers(0, 40), end=st.integers(0, 2**70) | st.integers(0, 40))
+def test_positions_within_two_are_marked(start: int, end: int) -> None:
+    pos = np.array([-1, -2, -(2**31), 2**31 - 1, *range(40)], np.int32).reshape(2, -1)
+    expected = [[start <= int(each) < end for each in row] for row in pos]
+    for rows in (NativeRows(), PlainRows()):
+        assert rows.within(pos, start, end).tolist() == expected
+
+
 @settings(max_examples=50, deadline=None)
 @given(data=st.data())
 def test_rates_are_scores_by_queries(data: st.DataObject) -> None:
@@ -120,3 +129,11 @@ def test_distances_are_those_of_the_reference() -> None:
         found, expected = (rows.distances(vectors, n_last) for rows in (NativeRows(), PlainRows()))
         np.testing.assert_allclose(found, expected, atol=2e-6)
     assert found[0, 0, 30] == 1
+
+
+def test_lengths_are_those_of_the_reference() -> None:
+    vectors = np.random.default_rng(3).normal(size=(2, 3, 24)).astype(np.float32)
+    vectors[1, 2] = 0
+    for rows in (NativeRows(), PlainRows()):
+        expected = np.linalg.norm(vectors.astype(np.float64), axis=-1)
+        np.testing.assert_allclose(rows.lengths(vectors), expected, rtol=1e-6)
