@@ -50,8 +50,8 @@ class Outcome:
     n_kept : entries per KV head when the question came, or, where it was seen, when the answer began.
     kept_bytes : theirs, in all layers and heads. peak_bytes : of K and V, as allocated.
     context_s, question_s, answer_s : seconds of reading the context (where several cells share a reading, the
-    same in each), an eviction included, of reading the
-    question (0 where it was seen: the context's has it), and of writing the answer.
+    same in each), an eviction included, of reading the question (0 where it was seen: the context's has it),
+    and of writing the answer.
     """
 
     score: float
