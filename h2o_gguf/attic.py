@@ -111,22 +111,8 @@ class Attic:
             n_pinned = sum(max(0, end - max(start, policy.n_sink)) for start, end in pins)
             # As many as can stay when the budget is kept, whatever the window holds by then.
             n_most = max(0, policy.budget - policy.n_sink - policy.n_recent - n_pinned)
-            alike = granularity_of(self.policy)
-            if asking == "text":
-                every = max(1, -(-group.attic.info().n_entry // N_FREE))
-                # Where a text says again what it said, the tokens in between ask for what comes next.
-                group.attic.recall_next(
-                    keep, n_most=n_most // TEXT_PART, ask_every=every, n_after=every - 1, alike=alike
-                )
-                continue
-            group.attic.recall_next(
-                keep,
-                n_most=n_most,
-                n_asked=min(N_ASKED_MOST, max(N_ASKED, n_most // N_TOGETHER)),
-                n_before=N_BEFORE,
-                n_after=N_AFTER,
-                alike=alike,
-            )
+            how = _of_text(n_most, group.attic.info().n_entry) if asking == "text" else _of_question(n_most)
+            group.attic.recall_next(keep, alike=granularity_of(self.policy), **how)
 
     def withdraw(self) -> None:
         """Let the next batch recall nothing after all."""
@@ -202,3 +188,16 @@ class Attic:
             dropped=self._total("n_dropped") // n_heads,
             recalled=max(0, self.n_recalled - self.n_before_turn) / n_heads,
         )
+
+
+def _of_question(n_most: int) -> dict[str, int]:
+    """How it recalls.  n_most : entries that may be exchanged."""
+    n_asked = min(N_ASKED_MOST, max(N_ASKED, n_most // N_TOGETHER))
+    return {"n_most": n_most, "n_asked": n_asked, "n_before": N_BEFORE, "n_after": N_AFTER}
+
+
+def _of_text(n_most: int, n_entry: int) -> dict[str, int]:
+    """The same.  n_entry : in the attic."""
+    every = max(1, -(-n_entry // N_FREE))
+    # Where a text says again what it said, what stands behind is what the tokens in between would ask for.
+    return {"n_most": n_most // TEXT_PART, "ask_every": every, "n_after": every - 1}
