@@ -66,7 +66,7 @@ def compare(
             "--task",
             metavar="NAME",
             show_default="single-noise, single-prose, multiquery",
-            help="A task, or ruler, grid, rivals, or all; may be given again.",
+            help="A task, or ruler, grid, rivals, rivals-noise, or all; may be given again.",
         ),
     ] = None,
     length: Annotated[

@@ -60,7 +60,7 @@ def evaluate(
             "--task",
             metavar="NAME",
             show_default="fidelity, single-prose, multikey, multiquery",
-            help="A task, or ruler, grid, rivals, or all; may be given again.",
+            help="A task, or ruler, grid, rivals, rivals-noise, or all; may be given again.",
         ),
     ] = None,
     length: Annotated[

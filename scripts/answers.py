@@ -8,6 +8,7 @@ Samples, reading and scores are those of `h2o-gguf eval`; results are kept and f
 from __future__ import annotations
 
 import argparse
+import re
 from contextlib import closing
 from pathlib import Path
 
@@ -91,7 +92,7 @@ def percent(share: Interval, of: float) -> str:
 
 
 def short(task: str) -> str:
-    return task.replace("grid-", "depth ").replace("rivals-", "depth ")
+    return re.sub(r"(grid|rivals|rivals-noise)-(?=\d)", "depth ", task)
 
 
 if __name__ == "__main__":

@@ -24,8 +24,8 @@ def single(rng: random.Random, haystack: Haystack, *, has_noise: bool, depth: fl
     needles = [_needle("number", key, value)]
 
     def build(n: int) -> Sample:
-        units = haystack.noise(n) if has_noise else haystack.sentences(n, start)
-        return _sample("number", [key], [value], hide(units, needles, place), "\n" if has_noise else " ")
+        units, glue = _hay(haystack, n, start, has_noise)
+        return _sample("number", [key], [value], hide(units, needles, place), glue)
 
     return build
 
@@ -33,15 +33,20 @@ def single(rng: random.Random, haystack: Haystack, *, has_noise: bool, depth: fl
 grid = partial(single, has_noise=False)
 
 
-def rivals(rng: random.Random, haystack: Haystack, *, depths: Sequence[float], asked: int) -> Build:
-    """A needle at each depth, 0 to 1, one of which is asked for; the text is the same whichever it is."""
+def rivals(
+    rng: random.Random, haystack: Haystack, *, depths: Sequence[float], asked: int, has_noise: bool = False
+) -> Build:
+    """A needle at each depth, 0 to 1, one of which is asked for; the text is the same whichever it is.
+
+    has_noise : they lie in noise, else in prose.
+    """
     names, values = keys(rng, len(depths)), [number(rng) for _ in depths]
     needles = [_needle("number", key, value) for key, value in zip(names, values, strict=True)]
     start = rng.randrange(1 << 20)
 
     def build(n: int) -> Sample:
-        units = hide(haystack.sentences(n, start), needles, depths)
-        return _sample("number", [names[asked]], [values[asked]], units, " ")
+        units, glue = _hay(haystack, n, start, has_noise)
+        return _sample("number", [names[asked]], [values[asked]], hide(units, needles, depths), glue)
 
     return build
 
@@ -81,6 +86,11 @@ def _in_prose(rng: random.Random, haystack: Haystack, names: Sequence[str]) -> B
         return _sample("number", list(dict.fromkeys(names)), values, units, " ")
 
     return build
+
+
+def _hay(haystack: Haystack, n: int, start: int, has_noise: bool) -> tuple[list[str], str]:
+    """n units of a text, and what stands between them."""
+    return (haystack.noise(n), "\n") if has_noise else (haystack.sentences(n, start), " ")
 
 
 def _depths(rng: random.Random, n: int) -> list[float]:

@@ -21,6 +21,7 @@ __all__ = ["FIDELITY", "GROUPS", "TASKS", "choose", "make_samples", "reading_of"
 Draw = Callable[[random.Random, Haystack], Build]
 FIDELITY = "fidelity"  # no samples: a text that is read beside the full cache
 GRID = (0, 25, 50, 75, 100)  # depths, in percent
+RIVALS = {"rivals": False, "rivals-noise": True}  # whether they lie in noise
 SHORT = 4096  # tokens below which ten words 30 times leave no room for others
 
 TASKS: dict[str, Draw] = {
@@ -39,7 +40,8 @@ TASKS: dict[str, Draw] = {
     "chat-fact": fact_told,
     **{f"grid-{depth:03}": partial(grid, depth=depth / 100) for depth in GRID},
     **{
-        f"rivals-{depth:03}": partial(rivals, depths=[d / 100 for d in GRID], asked=i)
+        f"{name}-{depth:03}": partial(rivals, depths=[d / 100 for d in GRID], asked=i, has_noise=has_noise)
+        for name, has_noise in RIVALS.items()
         for i, depth in enumerate(GRID)
     },
 }
@@ -47,7 +49,7 @@ RULER = tuple(TASKS)[:9]
 GROUPS: dict[str, tuple[str, ...]] = {
     "ruler": RULER,
     "grid": tuple(name for name in TASKS if name.startswith("grid-")),
-    "rivals": tuple(name for name in TASKS if name.startswith("rivals-")),  # of one text
+    **{name: tuple(f"{name}-{depth:03}" for depth in GRID) for name in RIVALS},  # of one text
     "all": (*TASKS, FIDELITY),
 }
 
@@ -68,7 +70,7 @@ def choose(names: Iterable[str]) -> tuple[str, ...]:
 
 def reading_of(task: str) -> str:
     """A name of how the texts of a task are read: tasks of the same name can ask after one reading."""
-    return "rivals" if task in GROUPS["rivals"] else task
+    return next((name for name in RIVALS if task in GROUPS[name]), task)
 
 
 def text_of(task: str) -> str:

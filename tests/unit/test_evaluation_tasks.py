@@ -70,7 +70,7 @@ def test_seeds_repeat_and_differ(task: str) -> None:
     assert made(task, index=1).checks != first.checks
 
 
-@pytest.mark.parametrize("group", ["grid", "rivals"])
+@pytest.mark.parametrize("group", ["grid", "rivals", "rivals-noise"])
 @pytest.mark.parametrize("depth", [0, 25, 50, 75, 100])
 def test_a_needle_lies_at_its_depth(group: str, depth: int) -> None:
     sample = made(f"{group}-{depth:03}", 4100)
@@ -79,12 +79,14 @@ def test_a_needle_lies_at_its_depth(group: str, depth: int) -> None:
     assert len(before) / (len(before) + len(after)) == pytest.approx(depth / 100, abs=0.04)
 
 
-def test_rivals_lie_in_one_text_and_are_asked_for_one_by_one() -> None:
-    samples = make_samples("rivals-050", 1500, 0, 0, Haystack(TEXT), PROMPTER.count)
-    assert tuple(samples) == GROUPS["rivals"]
+@pytest.mark.parametrize("group", ["rivals", "rivals-noise"])
+def test_rivals_lie_in_one_text_and_are_asked_for_one_by_one(group: str) -> None:
+    samples = make_samples(f"{group}-050", 1500, 0, 0, Haystack(TEXT), PROMPTER.count)
+    assert tuple(samples) == GROUPS[group]
     assert len({sample.context for sample in samples.values()}) == 1
     assert len({sample.question for sample in samples.values()}) == len(samples)
-    assert samples == make_samples("rivals-100", 1500, 0, 0, Haystack(TEXT), PROMPTER.count)
+    assert all((NOISE in sample.context) == (group == "rivals-noise") for sample in samples.values())
+    assert samples == make_samples(f"{group}-100", 1500, 0, 0, Haystack(TEXT), PROMPTER.count)
 
 
 def test_a_pinned_system_prompt_is_that_of_the_same_chat() -> None:
