@@ -12,7 +12,7 @@ import typer
 
 from h2o_gguf.cli.leaving import leave, raising_at_interrupt
 from h2o_gguf.cli.render import complain, notice
-from h2o_gguf.errors import BUG, INTERRUPTED, NO_FIT, USAGE, Cancelled, H2OError
+from h2o_gguf.errors import BUG, INTERRUPTED, NO_FIT, USAGE, Cancelled, H2OError, in_short
 
 __all__ = ["guarded"]
 
@@ -51,7 +51,7 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
                 raise
             if _is_verbose(kwargs):
                 _show_traceback()
-            complain(f"{type(error).__name__}: {error}")
+            complain(in_short(error))
             complain("this is a bug in h2o-gguf; --verbose shows where")
             raise typer.Exit(BUG) from None
 

@@ -25,6 +25,7 @@ __all__ = [
     "PolicyError",
     "StateFileError",
     "UnsupportedModelError",
+    "in_short",
 ]
 
 BUG, USAGE, MODEL_FILE, NO_FIT, NATIVE, INTERRUPTED = 1, 2, 3, 4, 5, 130
@@ -244,3 +245,8 @@ class Cancelled(H2OError, RuntimeError):
 
     def __init__(self, text: str = "cancelled") -> None:
         super().__init__(text)
+
+
+def in_short(error: BaseException) -> str:
+    """One line for an error of somebody else's: its class and its text."""
+    return f"{type(error).__name__}: {error}"

@@ -9,7 +9,7 @@ import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn
 
-from h2o_gguf.errors import OptionError
+from h2o_gguf.errors import OptionError, in_short
 from h2o_gguf.messages import FittingFormatter, as_texts
 from h2o_gguf.native import high
 
@@ -101,7 +101,7 @@ def _handler(name: str, text: str, bos_text: str, eos_text: str, eos: int) -> Ha
 
 
 def _broken(name: str, error: Exception) -> Handler:
-    reason = f"{type(error).__name__}: {error}"
+    reason = in_short(error)
 
     def refuse(**_: Any) -> NoReturn:
         raise OptionError(

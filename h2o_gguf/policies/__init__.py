@@ -4,15 +4,8 @@ A policy is a value with a budget and one method, victims(view, n). To add one, 
 here and pass an instance; no registration is needed. See base.Policy.
 """
 
-from h2o_gguf.policies.base import (
-    Policy,
-    as_policy,
-    ask,
-    ask_traces,
-    check_victims,
-    granularity_of,
-    is_policy,
-)
+from h2o_gguf.policies.asking import ask, ask_traces, check_victims
+from h2o_gguf.policies.base import Policy, as_policy, granularity_of, is_policy
 from h2o_gguf.policies.dropkv import DropKV
 from h2o_gguf.policies.expected_attention import ExpectedAttention
 from h2o_gguf.policies.h2o import H2O

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from h2o_gguf.policies.base import settle
+from h2o_gguf.policies.knobs import settle
 from h2o_gguf.policies.observed import by_layer, spare_observed
 from h2o_gguf.policies.selection import Cells, Granularity, select_lowest
 from h2o_gguf.policies.shares import AUTO

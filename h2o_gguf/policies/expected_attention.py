@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from h2o_gguf.observation import Observation, Rotation
-from h2o_gguf.policies.base import check_number, check_whole, settle
+from h2o_gguf.policies.knobs import check_number, check_whole, settle
 from h2o_gguf.policies.observed import by_layer
 from h2o_gguf.policies.selection import Cells, Granularity, select_lowest
 from h2o_gguf.policies.shares import AUTO

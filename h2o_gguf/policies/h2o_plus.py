@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from h2o_gguf.errors import OptionError
-from h2o_gguf.policies.base import settle
+from h2o_gguf.policies.knobs import settle
 from h2o_gguf.policies.observed import traces_of
 from h2o_gguf.policies.selection import Cells, Granularity, fewest, select_highest, select_lowest
 from h2o_gguf.policies.shares import AUTO, QUARTER

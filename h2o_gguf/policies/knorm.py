@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from h2o_gguf.policies.base import settle
+from h2o_gguf.policies.knobs import settle
 from h2o_gguf.policies.observed import by_layer
 from h2o_gguf.policies.selection import Cells, Granularity, select_lowest
 from h2o_gguf.view import CacheView

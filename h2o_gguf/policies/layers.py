@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from h2o_gguf.errors import BudgetError, OptionError
-from h2o_gguf.policies.base import Policy, as_policy, ask
+from h2o_gguf.policies.asking import ask
+from h2o_gguf.policies.base import Policy, as_policy
 from h2o_gguf.policies.selection import Cells
 from h2o_gguf.policies.shares import AUTO, whole
 from h2o_gguf.policies.splits import Split

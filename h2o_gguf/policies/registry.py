@@ -8,7 +8,7 @@ from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from h2o_gguf.errors import OptionError, PolicyError
+from h2o_gguf.errors import OptionError, PolicyError, in_short
 from h2o_gguf.policies.base import Policy, as_policy
 from h2o_gguf.policies.dropkv import DropKV
 from h2o_gguf.policies.expected_attention import ExpectedAttention
@@ -92,9 +92,7 @@ def get(name: str) -> Callable[..., Policy]:
     try:
         found: Callable[..., Policy] = theirs[key].load()
     except Exception as error:
-        raise PolicyError(
-            f"cannot import {theirs[key].value}: {type(error).__name__}: {error}", policy=key
-        ) from error
+        raise PolicyError(f"cannot import {theirs[key].value}: {in_short(error)}", policy=key) from error
     return found
 
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from h2o_gguf.policies.base import check_number, settle
+from h2o_gguf.policies.knobs import check_number, settle
 from h2o_gguf.policies.observed import (
     by_layer,
     check_pooling,

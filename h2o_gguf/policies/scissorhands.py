@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from h2o_gguf.policies.base import check_whole, settle
+from h2o_gguf.policies.knobs import check_whole, settle
 from h2o_gguf.policies.observed import new_queries, traces_of
 from h2o_gguf.policies.selection import Cells, Granularity, select_lowest
 from h2o_gguf.policies.shares import AUTO

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from h2o_gguf.policies.base import settle
+from h2o_gguf.policies.knobs import settle
 from h2o_gguf.policies.observed import by_layer, mean_attention
 from h2o_gguf.policies.selection import Cells, Granularity, select_lowest
 from h2o_gguf.policies.shares import AUTO

@@ -29,7 +29,7 @@ SAMPLES = {
 
 
 def test_every_public_class_has_a_sample() -> None:
-    assert sorted(SAMPLES) == errors.__all__
+    assert sorted(SAMPLES) == [name for name in errors.__all__ if isinstance(getattr(errors, name), type)]
 
 
 @pytest.mark.parametrize("name", SAMPLES)

@@ -78,7 +78,7 @@ def test_knobs_of_policies_that_are_wrapped_or_inside_others_count(package: Path
     assert "object at" not in "".join(keys)  # an address is another in every run
 
 
-@pytest.mark.parametrize("helper", ["selection", "observed", "base", "shares"])
+@pytest.mark.parametrize("helper", ["selection", "observed", "knobs", "shares"])
 def test_helpers_of_our_policies_count_and_other_policies_do_not(
     helper: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
