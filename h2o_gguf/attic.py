@@ -12,15 +12,31 @@ from typing import Any, Literal, get_args
 from h2o_gguf.errors import OptionError
 from h2o_gguf.policies import LayerBudgets, Policy, granularity_of
 
-__all__ = ["LIMIT", "N_TURN", "Asking", "Attic", "AtticOptions", "AtticReport"]
+__all__ = [
+    "LIMIT",
+    "N_QUESTION",
+    "N_QUESTION_MOST",
+    "N_TEXT",
+    "Asking",
+    "Attic",
+    "AtticOptions",
+    "AtticReport",
+]
 
 Place = Literal["ram", "disk", "off"]
 Asking = Literal["question", "text"]  # who recalls: what an answer is to follow, or text that is read on
 LIMIT = 1 << 30
 OWN_TYPE = -1
-N_TURN = 32  # the newest tokens of a turn, which see what was recalled
+N_QUESTION, N_QUESTION_MOST = (
+    16,
+    32,
+)  # the newest tokens of what is asked, which see what is recalled for its answer
+N_ROOM = (
+    128  # entries that may be exchanged: with fewer there is none for what the tokens before them ask for
+)
+N_TEXT = 16  # fewer tokens of a text do not pay for an attic's keys
 N_ASKING = 2  # times that a batch asks where all layers recall the same
-N_ASKED, N_ASKED_MOST = 8, 16  # the newest of them, whose queries are held against the attic
+N_ASKED, N_ASKED_MOST = 8, 16  # the newest of a question, whose queries are held against the attic
 N_BEFORE, N_AFTER = 2, 8  # what a fact says stands behind what it is about, and will be asked for next
 N_TOGETHER = N_BEFORE + 1 + N_AFTER  # entries that come with what one query asks for
 N_FREE = 4096  # entries that each token of a text is held against; of more, every second, third, ... asks
@@ -108,9 +124,7 @@ class Attic:
         for group in self._groups:
             policy = self._policy_of(group)
             keep = [(0, policy.n_sink), *pins, (n_past - policy.n_recent, LAST)]
-            n_pinned = sum(max(0, end - max(start, policy.n_sink)) for start, end in pins)
-            # As many as can stay when the budget is kept, whatever the window holds by then.
-            n_most = max(0, policy.budget - policy.n_sink - policy.n_recent - n_pinned)
+            n_most = _room(policy, pins)
             how = _of_text(n_most, group.attic.info().n_entry) if asking == "text" else _of_question(n_most)
             group.attic.recall_next(keep, alike=granularity_of(self.policy), **how)
 
@@ -135,6 +149,15 @@ class Attic:
         Where batches ask first they would be read three times; from a GPU's memory rows travel one by one.
         """
         return self.n_asking == 0 and all(group.info.is_host for group in self._groups)
+
+    def n_question(self, pins: Sequence[tuple[int, int]]) -> int:
+        """The newest tokens of what is asked: a batch that recalls for its answer.
+
+        Where much can come back, those before them recall as a text does, so that what the newest look back
+        at is as it should be. Where little can, it goes to the newest, and more of the question sees it.
+        """
+        is_roomy = all(_room(self._policy_of(group), pins) >= N_ROOM for group in self._groups)
+        return N_QUESTION if is_roomy and self.serves_texts else N_QUESTION_MOST
 
     def exchange_asked(self, *, is_counted: bool = True) -> None:
         """Exchange what the batch asked for that was rolled back.  is_counted : as recalled by the turn."""
@@ -188,6 +211,12 @@ class Attic:
             dropped=self._total("n_dropped") // n_heads,
             recalled=max(0, self.n_recalled - self.n_before_turn) / n_heads,
         )
+
+
+def _room(policy: Policy, pins: Sequence[tuple[int, int]]) -> int:
+    """As many entries as can stay when the budget is kept, whatever the window holds by then."""
+    n_pinned = sum(max(0, end - max(start, policy.n_sink)) for start, end in pins)
+    return max(0, policy.budget - policy.n_sink - policy.n_recent - n_pinned)
 
 
 def _of_question(n_most: int) -> dict[str, int]:

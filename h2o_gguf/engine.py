@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Generator, Sequence
 
 from h2o_gguf.align import align
-from h2o_gguf.attic import N_TURN, Asking
+from h2o_gguf.attic import N_QUESTION_MOST, N_TEXT, Asking
 from h2o_gguf.batches import batches
 from h2o_gguf.cancel import CancelToken
 from h2o_gguf.decoding import Decoder
@@ -104,7 +104,7 @@ class Engine(Decoder):
                 if recall and end == len(todo):
                     asking = "question"
                     self.recalls.begin_turn()
-                elif end - start >= min(N_TURN, self.context.n_batch):  # fewer do not pay for an attic's keys
+                elif end - start >= min(N_TEXT, self.context.n_batch):
                     asking = "text"
                 self._decode(todo[start:end], cancel, asking)
                 if self._evictor is not None:
@@ -167,7 +167,7 @@ class Engine(Decoder):
                 self.settle()  # takes back what was guessed ahead
                 self.keep_budget()
 
-    def recall(self, n_tokens: int = N_TURN) -> None:
+    def recall(self, n_tokens: int = N_QUESTION_MOST) -> None:
         """Let the newest tokens fetch back what they attend to: they are read again.
 
         n_tokens : how many, fewer where forgetting them would not be exact. Those that an error or Ctrl-C
@@ -190,7 +190,7 @@ class Engine(Decoder):
         """The batches that n tokens are read in; those that recall come in one of their own."""
         budget = self.policy.budget if self.policy is not None else 0
         recalls = recall and self.recalls.may_follow(self.n_past + n, budget)
-        return batches(n, self.context.n_batch, N_TURN if recalls else 0)
+        return batches(n, self.context.n_batch, self.recalls.n_question(self._pins) if recalls else 0)
 
     def _advance(self, token: int, guesses: Guesses, cancel: CancelToken | None, *, recalls: bool) -> None:
         """Enter one token into the sequence: evaluated ahead, or now together with new guesses."""

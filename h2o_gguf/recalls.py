@@ -35,6 +35,10 @@ class Recalls:
         if self.attic is not None:
             self.attic.begin_turn()
 
+    def n_question(self, pins: Sequence[tuple[int, int]]) -> int:
+        """The newest tokens of what is asked, a batch of their own: see Attic; 0: nothing recalls."""
+        return self.attic.n_question(pins) if self.is_on and self.attic is not None else 0
+
     def is_due(self, n: int) -> bool:
         """Whether the n-th generated token recalls."""
         every = self.attic.interval() if self.attic is not None else 0

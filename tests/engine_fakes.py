@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from h2o_gguf.attic import AtticOptions, AtticReport
+from h2o_gguf.attic import N_QUESTION, AtticOptions, AtticReport
 from h2o_gguf.cancel import CancelToken
 from h2o_gguf.decoding import DECODE_ABORTED
 from h2o_gguf.engine import Engine
@@ -195,6 +195,9 @@ class FakeAttic:
     @property
     def serves_texts(self) -> bool:
         return self.n_asking == 0
+
+    def n_question(self, pins: Sequence[tuple[int, int]]) -> int:
+        return N_QUESTION
 
     def begin(self, pos: int) -> None:
         """A batch at pos is decoded."""

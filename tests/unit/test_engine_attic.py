@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 from engine_fakes import FakeAttic, FakeCache, FakeContext, Greedy, evicting, logits_are_right, take
 
-from h2o_gguf.attic import LAST, N_TURN, Attic, AtticOptions
+from h2o_gguf.attic import LAST, N_QUESTION, N_TEXT, Attic, AtticOptions
 from h2o_gguf.engine import Engine
 from h2o_gguf.errors import OptionError
 from h2o_gguf.policies import LayerBudgets, Policy, make
@@ -33,15 +34,15 @@ def sizes(context: FakeContext) -> list[int]:
     ("n", "expected"),
     [
         (1, [1]),
-        (N_TURN, [N_TURN]),
-        (N_TURN + 1, [1, N_TURN]),
-        (64, [32, N_TURN]),
-        (64 + N_TURN, [64, N_TURN]),
-        (65 + N_TURN, [64, 1, N_TURN]),
-        (150, [64, 54, N_TURN]),
+        (N_QUESTION, [N_QUESTION]),
+        (N_QUESTION + 1, [1, N_QUESTION]),
+        (64, [48, N_QUESTION]),
+        (64 + N_QUESTION, [64, N_QUESTION]),
+        (65 + N_QUESTION, [64, 1, N_QUESTION]),
+        (150, [64, 64, 6, N_QUESTION]),
     ],
 )
-def test_the_last_32_tokens_are_a_batch_of_their_own_and_recall(n: int, expected: list[int]) -> None:
+def test_the_last_16_tokens_are_a_batch_of_their_own_and_recall(n: int, expected: list[int]) -> None:
     e, context, _, attic = with_attic()
     e.prefill([1] * n, recall=True)
     assert sizes(context) == expected
@@ -49,7 +50,7 @@ def test_the_last_32_tokens_are_a_batch_of_their_own_and_recall(n: int, expected
     assert e.tokens == [1] * n and logits_are_right(e, context)
 
 
-def test_batches_smaller_than_a_turn_recall_in_the_last_of_them() -> None:
+def test_batches_smaller_than_a_question_recall_in_the_last_of_them() -> None:
     e, context, _, attic = with_attic(n_batch=10)
     e.prefill([1] * 35, recall=True)
     assert sizes(context) == [10, 10, 5, 10] and attic.asked == [25]
@@ -76,7 +77,7 @@ def test_a_prompt_that_fills_the_attic_itself_recalls_at_its_end() -> None:
 
     context.before = fill
     e.prefill([1] * 129, recall=True)
-    assert sizes(context) == [64, 33, N_TURN] and attic.asked == [97]
+    assert sizes(context) == [64, 49, N_QUESTION] and attic.asked == [113]
 
 
 @pytest.mark.parametrize(
@@ -84,9 +85,10 @@ def test_a_prompt_that_fills_the_attic_itself_recalls_at_its_end() -> None:
     [
         (200, False, [100, 164, 228], []),  # the last 8 are too few
         (96, False, [100, 164], []),
-        (31, False, [], []),
-        (96, True, [100], [164]),
-        (40, True, [], [108]),
+        (15, False, [], []),
+        (96, True, [100, 164], [180]),
+        (40, True, [100], [124]),
+        (31, True, [], [115]),
     ],
 )
 def test_a_text_recalls_for_itself_batch_by_batch(
@@ -123,9 +125,9 @@ def test_what_a_prompt_adds_recalls_and_can_be_told_not_to() -> None:
     e, context, _, attic = with_attic(budget=200)
     e.sync([1] * 100)
     e.sync([1] * 100 + [2] * 10)
-    assert attic.asked == [68, 100] and sizes(context)[-1] == 10
+    assert attic.asked == [84, 100] and sizes(context)[-1] == 10
     e.sync([1] * 100 + [2] * 20, recall=False)
-    assert attic.asked == [68, 100]
+    assert attic.asked == [84, 100]
 
 
 def test_a_recall_on_demand_reads_the_newest_tokens_again() -> None:
@@ -133,7 +135,8 @@ def test_a_recall_on_demand_reads_the_newest_tokens_again() -> None:
     e.prefill([*range(1, 40)] * 2)
     before = list(e.tokens)
     e.recall()
-    assert attic.asked == [78 - N_TURN] and sizes(context)[-1] == N_TURN
+    assert attic.texts[1:] == [78 - N_QUESTION - N_TEXT] and attic.asked == [78 - N_QUESTION]
+    assert sizes(context)[-2:] == [N_TEXT, N_QUESTION]
     e.recall(5)
     assert attic.asked[1:] == [73] and sizes(context)[-1] == 5
     assert e.tokens == context.seen == before and logits_are_right(e, context)
@@ -269,6 +272,23 @@ def test_texts_recall_where_that_costs_one_reading_and_all_layers_are_on_the_hos
     host, gpu = Group((0, 1)), Group((2, 3), is_host=False)
     assert serves("head", host) and serves("layer", host)
     assert not serves("token", host) and not serves("head", host, gpu)
+
+
+def test_where_little_can_come_back_the_question_has_it_and_more_of_it_sees_it() -> None:
+    def n_question(*budgets: int, pins: Sequence[tuple[int, int]] = (), **options: Any) -> int:
+        groups = [Group((i,), is_host=options.pop("is_host", True)) for i in range(len(budgets))]
+        knobs = {"n_sink": 4, "n_recent": 30, **options}
+        policy = (
+            LayerBudgets(list(budgets), "h2o", knobs)
+            if len(budgets) > 1
+            else make("h2o", budgets[0], **knobs)
+        )
+        return attic_of(policy, *groups).n_question(pins)
+
+    assert (n_question(161), n_question(162)) == (32, 16)
+    assert n_question(162, pins=[(2, 5)]) == 32, "a pin takes what may go"
+    assert n_question(500, 161) == 32 and n_question(500, 162) == 16
+    assert n_question(500, granularity="token") == n_question(500, is_host=False) == 32, "no text recalls"
 
 
 def test_each_group_has_the_numbers_of_its_own_budget_and_its_share_of_the_bytes() -> None:

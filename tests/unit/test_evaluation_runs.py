@@ -272,8 +272,8 @@ def test_the_last_block_of_a_question_recalls_and_no_other() -> None:
     read_blocks(e, [1] * 100, 40)
     assert attic.asked == []
     read_blocks(e, [2] * 90, 40, recall=True)
-    assert [len(batch) for batch in context.batches] == [40, 40, 20, 40, 18, 32]
-    assert attic.asked == [100 + 90 - 32], "the newest 32 see what was recalled"
+    assert [len(batch) for batch in context.batches] == [40, 40, 20, 40, 34, 16]
+    assert attic.asked == [100 + 90 - 16], "the newest 16 see what was recalled"
     read_blocks(e, [3] * 5, 40, recall=True)
     assert attic.asked[1:] == [190]
 
