@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from harness import require_runtime
+from rich.text import Text
 from tiny_models import build
 
 from h2o_gguf.benchmark import variants as benchmark_variants
@@ -17,6 +18,7 @@ from h2o_gguf.benchmark.comparison import Samples, compare, make_section, measur
 from h2o_gguf.benchmark.process import WorkerProcess
 from h2o_gguf.benchmark.results import Spread
 from h2o_gguf.benchmark.variants import EVICTIONS, Plan, Settings, Variant, fitting_histories, variants
+from h2o_gguf.cli import bench_table
 from h2o_gguf.errors import (
     BudgetError,
     ModelFileError,
@@ -282,6 +284,21 @@ def test_the_report_is_json_and_names_no_folder(tmp_path: Path) -> None:
     # 2 layers, K and V, 2 KV heads of 64, f16; cells come in 256
     assert {row["kv_bytes"] for s in data["sections"] for row in s["rows"]} == {2 * 2 * 2 * 64 * 2 * 256}
     assert sum(verb == "end" for _, verb, _ in log) == 2 * 3
+
+
+def test_a_terminal_of_100_columns_breaks_no_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = Settings(histories=(200,), repeats=2, n_threads=1)
+    report, _ = compare_fakes(build("llama", tmp_path / "m.gguf"), settings)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "94")  # what the fakes take is 6 characters shorter than real memory
+    monkeypatch.setenv("TERM", "xterm")
+    bench_table.show(report)
+    lines = Text.from_ansi(capsys.readouterr().out).plain.splitlines()
+    words = {word for line in lines for word in line.split()}
+    assert {word for title in bench_table.HEAD for word in title.split()} <= words
+    assert any("ours, 20 % (40)" in line for line in lines)
 
 
 def test_progress_ends_at_its_total(tmp_path: Path) -> None:
