@@ -43,7 +43,7 @@ NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))  # of a pictu
 def require_out(prefix: Path) -> None:
     """Make the folder of PREFIX.*; to be called before what takes long.
 
-    Raises: OptionError, nothing can be written there, or there is nothing to draw with.
+    Raises: OptionError, it names no file, nothing can be written there, or there is nothing to draw with.
     """
     if find_spec("matplotlib") is None:
         raise OptionError(
@@ -51,6 +51,8 @@ def require_out(prefix: Path) -> None:
             "or leave --out away and take --json",
             "out",
         )
+    if prefix.name in ("", ".."):
+        raise OptionError(f"--out is {str(prefix)!r}: it must end with the start of the files' names", "out")
     try:
         prefix.parent.mkdir(parents=True, exist_ok=True)
         TemporaryFile(dir=prefix.parent).close()

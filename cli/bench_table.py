@@ -89,7 +89,7 @@ def notes(report: Report) -> list[str]:
 
 
 def _table(report: Report, style: box.Box, *, is_brief: bool = False) -> Table:
-    table = Table(box=style, collapse_padding=is_brief, pad_edge=not is_brief)
+    table = Table(box=style, padding=(0, 0 if is_brief else 1), pad_edge=not is_brief)
     for i, name in enumerate(HEAD):
         title = name.replace("\n", " ") if style is box.MARKDOWN else name
         table.add_column(title, justify="left" if i == 1 else "right", overflow="fold")

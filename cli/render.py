@@ -35,6 +35,7 @@ FLAGS = {
     "layer_budgets": "--layer-budgets",
     "n_batch": "--batch-size",
     "n_ubatch": "--ubatch-size",
+    "n_threads": "--threads",
     "kv_budget": "--kv-budget",
     "n_sink": "--kv-evict-sink",
     "n_recent": "--kv-evict-window",

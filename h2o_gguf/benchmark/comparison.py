@@ -19,10 +19,11 @@ from h2o_gguf.benchmark.variants import (
     Settings,
     fitting_histories,
     make_plan,
+    require_memory,
     variants,
 )
 from h2o_gguf.errors import OptionError
-from h2o_gguf.models import ModelShape, kv_bytes, memory_bytes, read_shape
+from h2o_gguf.models import ModelShape, memory_bytes, read_shape
 from h2o_gguf.protocols import Progress
 
 __all__ = ["Samples", "compare", "make_section", "measure"]
@@ -76,15 +77,16 @@ def compare(
     model : path of a GGUF file. progress : called with tokens done and in all.
     start, bandwidth : make a worker, and what measures the machine; for tests.
 
-    Raises: ModelFileError, UnsupportedModelError, OptionError, BudgetError before anything is run;
-        NativeError, a worker failed.
+    Raises: ModelFileError, UnsupportedModelError, OptionError, BudgetError, OutOfMemoryError before anything
+        is run; NativeError, a worker failed.
     """
     shape = read_shape(model)
     about = environment(model)
     histories = fitting_histories(settings, shape)
     compared = variants(settings)
     plans = {n: [make_plan(variant, n, model, shape, settings) for variant in compared] for n in histories}
-    kv_bytes(shape, 1, 1, settings.type_k, settings.type_v)  # refuses types the model cannot have
+    for n, row in plans.items():
+        require_memory(n, row)
     n_threads = int(plans[histories[0]][0].job["n_threads"])
     n_total = sum(_n_tokens(n, plan, settings.repeats) for n, row in plans.items() for plan in row)
     n_done = 0
@@ -207,7 +209,7 @@ def _make_row(
         first_token_s=Spread.of(prefill_s),
         short_s=short_s,
         evict_s=median(samples.evictions) if samples.evictions else None,
-        kv_bytes=kv_bytes(shape, plan.n_cells, plan.n_ubatch, settings.type_k, settings.type_v),
+        kv_bytes=plan.kv_bytes,
         rss_bytes=int(samples.facts["rss"]),
         attention_rate=Spread.of(attention) if attention else None,
         bandwidth_share=_ratio(attention, rates) if attention else None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ __all__ = ["Worker", "WorkerProcess"]
 
 SCRIPT = Path(__file__).with_name("worker.py")
 PATIENCE_S = 10.0
+SEARCHED = "DYLD_LIBRARY_PATH" if sys.platform == "darwin" else "LD_LIBRARY_PATH"
 
 
 class Worker(Protocol):
@@ -31,7 +33,8 @@ class Worker(Protocol):
 class WorkerProcess:
     """A running worker.
 
-    label : what errors call it. job : see benchmark/worker.py. facts : what it said about itself.
+    label : what errors call it. job : see benchmark/worker.py; another build's library finds those it needs
+    beside it, wherever it was built. facts : what it said about itself.
 
     Raises: NativeError, with the reason, here and from `ask`.
     """
@@ -45,6 +48,7 @@ class WorkerProcess:
             stdout=subprocess.PIPE,
             stderr=self._stderr,
             encoding="utf-8",
+            env=_environment(job.get("library")),
         )
         try:
             self.facts = self._exchange(job)
@@ -106,3 +110,10 @@ class WorkerProcess:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _environment(library: str | None) -> dict[str, str] | None:
+    if library is None:
+        return None
+    found = os.environ.get(SEARCHED)
+    return {**os.environ, SEARCHED: library + (os.pathsep + found if found else "")}

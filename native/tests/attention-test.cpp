@@ -77,12 +77,14 @@ void run(const Case & c, const Kernel & kernel) {
     }
     std::vector<ggml_fp16_t> mask(size_t(c.n_stream)*c.n_query*c.n_cells);
     std::bernoulli_distribution hidden(0.3);
+    std::normal_distribution<float> bias(0.0f, 2.0f);
     for (int32_t s = 0; s < c.n_stream; ++s) {
         for (int32_t t = 0; t < c.n_query; ++t) {
             for (int32_t i = 0; i < c.n_cells; ++i) {
                 // The second block of cells is hidden from all, and so is everything from the last query of several.
                 const bool is_hidden = hidden(rng) || (i >= 64 && i < 128) || (c.n_query > 1 && t == c.n_query - 1);
-                mask[(size_t(s)*c.n_query + t)*c.n_cells + i] = ggml_fp32_to_fp16(is_hidden ? -INFINITY : 0.0f);
+                const float seen = s > 0 ? bias(rng) : 0.0f;  // a mask need not be one of zeros
+                mask[(size_t(s)*c.n_query + t)*c.n_cells + i] = ggml_fp32_to_fp16(is_hidden ? -INFINITY : seen);
             }
         }
     }
@@ -193,8 +195,16 @@ int main() {
             go({ GGML_TYPE_F16, GGML_TYPE_F16, 64, 64, 2, 2, n_query, n_cells, 3, 0.0f, true, true, false, 5 });
         }
         go({ GGML_TYPE_F16, GGML_TYPE_F16, 64, 64, 9, 3, n_query, 200, 1, 20.0f, true, false, false, 2 });
+        go({ GGML_TYPE_F16, GGML_TYPE_F16, 64, 64, 9, 3, n_query, 200, 2, 5.0f, true, true, false, 3 });
         go({ GGML_TYPE_F16, GGML_TYPE_F16, 64, 64, 9, 3, n_query, 200, 1, 0.0f, false, false, false, 2 });
         go({ GGML_TYPE_F16, GGML_TYPE_F16, 64, 64, 9, 3, n_query, 200, 2, 0.0f, true, false, true, 2 });
+    }
+    // Rows that are no whole vectors, and more threads than there are counters and work.
+    for (const ggml_type type : { GGML_TYPE_F32, GGML_TYPE_F16, GGML_TYPE_BF16 }) {
+        for (const int32_t n_query : { 1, 33 }) {
+            go({ type, type, 1, 3, 5, 5, n_query, 70, 1, 0.0f, true, false, false, 1 });
+            go({ type, type, 40, 72, 6, 2, n_query, 70, 2, 0.0f, true, true, false, 17 });
+        }
     }
     // So many tiles that several of them share an array of mass.
     go({ GGML_TYPE_F16, GGML_TYPE_F16, 64, 64, 192, 64, 65, 130, 2, 0.0f, true, false, false, 3 });

@@ -80,6 +80,13 @@ def test_the_table_and_its_files(cli: RunCli, tiny: str, home: Path) -> None:
         (("--history", 300), ("300", "256", "250")),
         (("--history", 10), ("10", "64")),
         (("--kv-budget-share", 1.5), ("1.5",)),
+        (
+            ("--history", 96, "--kv-budget-share", 0.01),
+            ("a share of 0.01 of 96 tokens", "budget of 1", "4 entries"),
+        ),
+        (("--threads", 513), ("--threads is 513", "512")),
+        (("--out", "."), ("'.'", "names")),
+        (("--out", "new/.."), ("'new/..'", "names")),
         (("--stock", "."), ("libllama", "hooks off")),
         (("-ctk", "q9_9"), ("q9_9", "q8_0")),
         (("--repeats", 0), ("--repeats",)),

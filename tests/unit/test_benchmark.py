@@ -10,13 +10,23 @@ from typing import Any
 
 import pytest
 from harness import require_runtime
+from rich.text import Text
 from tiny_models import build
 
+from h2o_gguf.benchmark import variants as benchmark_variants
 from h2o_gguf.benchmark.comparison import Samples, compare, make_section, measure
 from h2o_gguf.benchmark.process import WorkerProcess
 from h2o_gguf.benchmark.results import Spread
 from h2o_gguf.benchmark.variants import EVICTIONS, Plan, Settings, Variant, fitting_histories, variants
-from h2o_gguf.errors import BudgetError, ModelFileError, NativeError, OptionError, UnsupportedModelError
+from h2o_gguf.cli import bench_table
+from h2o_gguf.errors import (
+    BudgetError,
+    ModelFileError,
+    NativeError,
+    OptionError,
+    OutOfMemoryError,
+    UnsupportedModelError,
+)
 from h2o_gguf.models import ModelShape, read_shape
 
 BLOCK, BUDGET = 64, 100
@@ -60,7 +70,7 @@ class FakeBandwidth:
 def plan(name: str, budget: int | None = None, *, is_scored: bool = True) -> Plan:
     share = None if budget is None else 0.5
     variant = Variant(name, share, is_ours=name != "a", is_scored=is_scored)
-    return Plan(variant, budget, 0 if budget is None else BLOCK, 256, 32, {})
+    return Plan(variant, budget, 0 if budget is None else BLOCK, 256, 32, 2**20, {})
 
 
 @pytest.fixture(scope="module")
@@ -203,6 +213,11 @@ def test_the_scale_comes_first_and_scores_go_last(tmp_path: Path) -> None:
     assert variants(Settings(shares=(), scores_off=True))[-1].share is None
 
 
+def test_shares_that_are_written_alike_are_one() -> None:
+    names = [v.name for v in variants(Settings(shares=(0.2, 0.1, 0.2, 0.1000000001)))]
+    assert names == ["hooks off", "ours, full", "ours, 20 %", "ours, 10 %"]
+
+
 def test_histories_go_as_far_as_the_context(shape: ModelShape) -> None:
     assert shape.n_ctx_train == 256
     assert fitting_histories(Settings(), shape) == (200,)
@@ -227,6 +242,8 @@ def test_positions_that_cannot_be_renumbered_leave_room_for_evictions(tmp_path: 
         {"histories": (64,)},
         {"repeats": 0},
         {"type_v": "q9"},
+        {"n_threads": 513},  # ggml ends the process
+        {"n_ubatch": 0},
         {"stock": Path("nowhere")},
     ],
 )
@@ -269,6 +286,21 @@ def test_the_report_is_json_and_names_no_folder(tmp_path: Path) -> None:
     assert sum(verb == "end" for _, verb, _ in log) == 2 * 3
 
 
+def test_a_terminal_of_100_columns_breaks_no_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = Settings(histories=(200,), repeats=2, n_threads=1)
+    report, _ = compare_fakes(build("llama", tmp_path / "m.gguf"), settings)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "94")  # what the fakes take is 6 characters shorter than real memory
+    monkeypatch.setenv("TERM", "xterm")
+    bench_table.show(report)
+    lines = Text.from_ansi(capsys.readouterr().out).plain.splitlines()
+    words = {word for line in lines for word in line.split()}
+    assert {word for title in bench_table.HEAD for word in title.split()} <= words
+    assert any("ours, 20 % (40)" in line for line in lines)
+
+
 def test_progress_ends_at_its_total(tmp_path: Path) -> None:
     require_runtime()
     seen: list[tuple[int, int]] = []
@@ -301,6 +333,21 @@ def test_what_cannot_be_run_is_refused_before_anything_is(
         compare_fakes(build(architecture, tmp_path / "m.gguf"), settings)
     with pytest.raises(ModelFileError):
         compare_fakes(tmp_path / "missing.gguf", settings)
+
+
+def test_caches_that_do_not_fit_beside_each_other_are_refused_before_anything_is_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Three caches of 256 cells: 2 layers, K and V, 2 KV heads of 64, f16
+    n_bytes = 3 * 2 * 2 * 2 * 64 * 2 * 256
+    settings = Settings(histories=(96,), repeats=1, shares=(0.5,))
+    path = build("llama", tmp_path / "m.gguf")
+    monkeypatch.setattr(benchmark_variants, "available_bytes", lambda: n_bytes)
+    compare_fakes(path, settings)
+    monkeypatch.setattr(benchmark_variants, "available_bytes", lambda: n_bytes - 1)
+    with pytest.raises(OutOfMemoryError, match=f"{n_bytes:,} bytes and {n_bytes - 1:,} are") as caught:
+        compare_fakes(path, settings)
+    assert (caught.value.n_bytes, caught.value.n_available) == (n_bytes, n_bytes - 1)
 
 
 # Processes
@@ -339,3 +386,17 @@ def test_a_busy_worker_ends_with_its_parent() -> None:
     with worker(f"{ANSWER}import time; time.sleep(600)") as process:
         pass
     assert process._process.returncode == -signal.SIGTERM
+
+
+@pytest.mark.parametrize("before", [None, "elsewhere"])
+def test_another_library_finds_those_beside_it(monkeypatch: pytest.MonkeyPatch, before: str | None) -> None:
+    searched = "DYLD_LIBRARY_PATH" if sys.platform == "darwin" else "LD_LIBRARY_PATH"
+    monkeypatch.delenv(searched, raising=False)
+    if before is not None:
+        monkeypatch.setenv(searched, before)
+    code = (
+        f"import json, os; input(); print(json.dumps({{'path': os.environ.get('{searched}')}}), flush=True)"
+    )
+    for library, path in (("/stock", ":".join(filter(None, ["/stock", before]))), (None, before)):
+        with WorkerProcess("it", {"library": library}, (sys.executable, "-c", code)) as process:
+            assert process.facts["path"] == path
