@@ -143,6 +143,12 @@ private:
     Range ranges[N_RANGE];
 };
 
+// Of the thread, for either step.
+std::vector<float> & scratch_memory() {
+    static thread_local std::vector<float> memory;
+    return memory;
+}
+
 } // namespace
 
 struct FusedAttention::Work {
@@ -164,8 +170,7 @@ void FusedAttention::start() {
 }
 
 void FusedAttention::attend(const Attention & a, float * workspace, int32_t i_thread, int32_t n_thread) {
-    static thread_local std::vector<float> memory;
-    const Scratch scratch(*plan, memory);
+    const Scratch scratch(*plan, scratch_memory());
     const auto compute = plan->is_wide ? kernel.attend_wide : kernel.attend_narrow;
     const Plan & p = *plan;
     work->units.run(a.n_stream*p.n_chain*p.n_split*a.n_head_kv/p.n_joint, i_thread, n_thread, [&](int32_t i) {
@@ -183,8 +188,7 @@ void FusedAttention::attend(const Attention & a, float * workspace, int32_t i_th
 }
 
 void FusedAttention::combine(const Attention & a, const float * workspace, int32_t i_thread, int32_t n_thread) {
-    static thread_local std::vector<float> memory;
-    const Scratch scratch(*plan, memory);
+    const Scratch scratch(*plan, scratch_memory());
     const int32_t n_part = PARTS_OF_THREAD*n_thread;
     work->parts.run(a.n_stream*n_part*a.n_head_kv, i_thread, n_thread, [&](int32_t i) {
         const int32_t head = i % a.n_head_kv, part = i/a.n_head_kv % n_part, stream = i/(a.n_head_kv*n_part);

@@ -1,4 +1,4 @@
-// The fused kernel for portable.
+// The fused kernel for every processor.
 
 #define H2OG_ISA portable
 #include "attention-kernel.h"
