@@ -103,14 +103,18 @@ def test_a_recording_knows_what_was_held_behind_every_recall(granularity: str, m
     with opened(model, "h2o+", granularity=granularity) as llm:
         engine = llm.engine
         recording = Recording(engine)
-        tokens = random_tokens(300)
+        asking: list[str] = []
+        engine.on_recall.append(lambda _view, _n_tokens, how: asking.append(how))
         held = {}
-        for end in range(60, 301, 60):
-            engine.prefill(tokens[end - 60 : end], recall=True)
+        for i in range(5):
+            engine.prefill(random_tokens(60, seed=i), recall=True)
             pos = engine.view().pos
-            held[end] = {(i, h, int(p)) for i, h in np.ndindex(pos.shape[:2]) for p in pos[i, h] if p >= 0}
+            entries = {(i, h, int(p)) for i, h in np.ndindex(pos.shape[:2]) for p in pos[i, h] if p >= 0}
+            held[engine.n_past] = entries
+            engine.prefill(random_tokens(1))  # what comes back at a time is taken to be held then
         history = recording.history()
         for n, expected in held.items():
             assert set(map(tuple, np.argwhere(history.held(n)).tolist())) == expected
-        assert len(history.recalls) == 3 and len(history.gaps) > 0
+        assert len(history.recalls) == len(asking) and len(history.gaps) > 0
+        assert set(asking) == ({"question"} if granularity == "token" else {"question", "text"})
         assert (history.gaps[:, 3] <= history.gaps[:, 4]).all() and (history.leaves(100) >= 0).all()
