@@ -40,6 +40,7 @@ N_ASKED, N_ASKED_MOST = 8, 16  # the newest of a question, whose queries are hel
 N_BEFORE, N_AFTER = 2, 8  # what a fact says stands behind what it is about, and will be asked for next
 N_TOGETHER = N_BEFORE + 1 + N_AFTER  # entries that come with what one query asks for
 N_FREE = 4096  # entries that each token of a text is held against; of more, every second, third, ... asks
+N_FREE_OF_QUESTION = 16384  # the same of a question's N_ASKED_MOST tokens; of more, N_ASKED ask
 TEXT_PART = 2  # a text fetches half of what a question may: its own tokens are most of what it attends to
 COST = 0.1
 LAST = 2**31 - 1  # beyond every position
@@ -125,7 +126,7 @@ class Attic:
             policy = self._policy_of(group)
             keep = [(0, policy.n_sink), *pins, (n_past - policy.n_recent, LAST)]
             n_most = _room(policy, pins)
-            how = _of_text(n_most, group.attic.info().n_entry) if asking == "text" else _of_question(n_most)
+            how = (_of_text if asking == "text" else _of_question)(n_most, group.attic.info().n_entry)
             group.attic.recall_next(keep, alike=granularity_of(self.policy), **how)
 
     def withdraw(self) -> None:
@@ -219,14 +220,15 @@ def _room(policy: Policy, pins: Sequence[tuple[int, int]]) -> int:
     return max(0, policy.budget - policy.n_sink - policy.n_recent - n_pinned)
 
 
-def _of_question(n_most: int) -> dict[str, int]:
-    """How it recalls.  n_most : entries that may be exchanged."""
-    n_asked = min(N_ASKED_MOST, max(N_ASKED, n_most // N_TOGETHER))
+def _of_question(n_most: int, n_entry: int) -> dict[str, int]:
+    """How it recalls.  n_most : entries that may be exchanged. n_entry : in the attic."""
+    n_asked_most = N_ASKED_MOST if n_entry <= N_FREE_OF_QUESTION else N_ASKED
+    n_asked = min(n_asked_most, max(N_ASKED, n_most // N_TOGETHER))
     return {"n_most": n_most, "n_asked": n_asked, "n_before": N_BEFORE, "n_after": N_AFTER}
 
 
 def _of_text(n_most: int, n_entry: int) -> dict[str, int]:
-    """The same.  n_entry : in the attic."""
+    """The same."""
     every = max(1, -(-n_entry // N_FREE))
     # Where a text says again what it said, what stands behind is what the tokens in between would ask for.
     return {"n_most": n_most // TEXT_PART, "ask_every": every, "n_after": every - 1}

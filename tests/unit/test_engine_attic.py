@@ -246,8 +246,9 @@ def test_sinks_pins_and_window_stay_and_no_more_comes_back_than_can_stay() -> No
     }
     attic.recall_next(500, [(100, 190)])
     assert group.told[-1]["n_most"] == 0
-    for budget, n_asked in ((134, 9), (300, 16), (3000, 16)):  # 100 come with 9 queries, 11 with each
-        group = Group((0, 1))
+    # 100 come with 9 queries, 11 with each; of a large attic no more than 8 ask.
+    for budget, n_entry, n_asked in ((134, 99, 9), (300, 16384, 16), (3000, 99, 16), (3000, 16385, 8)):
+        group = Group((0, 1), n_entry=n_entry)
         attic_of(make("h2o", budget, n_sink=4, n_recent=30), group).recall_next(500, [])
         assert group.told[-1]["n_asked"] == n_asked
 
