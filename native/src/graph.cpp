@@ -50,6 +50,31 @@ std::pair<h2og_state *, Layer *> layer_of(h2og_state & first, const ggml_tensor 
 // Sources of the custom nodes, in this order; those that are absent are left out.
 enum { SRC_Q, SRC_K, SRC_V, SRC_WEIGHTS, SRC_FADE, SRC_MASK, SRC_SINKS };
 
+// Sizes, types and strides of permuted tensors: q [head_dim_k, n_query, n_head, n_stream], k [head_dim_k, n_cells, n_head_kv, n_stream],
+// v likewise, or transposed [n_cells, head_dim_v, n_head_kv, n_stream]; mask: nullptr where all is visible.
+Attention shape_of(const ggml_tensor * q, const ggml_tensor * k, const ggml_tensor * v, bool is_transposed, const ggml_tensor * mask) {
+    Attention a{};
+    a.head_dim_k = int32_t(k->ne[0]);
+    a.head_dim_v = int32_t(v->ne[is_transposed ? 1 : 0]);
+    a.n_head     = int32_t(q->ne[2]);
+    a.n_head_kv  = int32_t(k->ne[2]);
+    a.n_query    = int32_t(q->ne[1]);
+    a.n_cells    = int32_t(k->ne[1]);
+    a.n_stream   = int32_t(q->ne[3]);
+    a.q_query = q->nb[1]; a.q_head = q->nb[2]; a.q_stream = q->nb[3];
+    a.k_cell  = k->nb[1]; a.k_head = k->nb[2]; a.k_stream = k->nb[3];
+    a.v_cell  = v->nb[is_transposed ? 0 : 1];
+    a.v_head  = v->nb[2]; a.v_stream = v->nb[3];
+    a.v_element = is_transposed ? v->nb[1] : 0;
+    a.type_k = k->type;
+    a.type_v = v->type;
+    if (mask != nullptr) {
+        a.type_mask = mask->type;
+        a.mask_query = mask->nb[1]; a.mask_stream = mask->nb[3];
+    }
+    return a;
+}
+
 // The sources of a node lie behind a workspace in the second of the two fused nodes.
 Attention bind(const Node & node, ggml_tensor * const * src) {
     Attention a = node.shape;
@@ -203,28 +228,7 @@ ggml_tensor * h2og_build_attention(
 
     auto node = std::make_unique<Node>();
     Attention & a = node->shape;
-    a = Attention{};
-    a.head_dim_k = int32_t(k->ne[0]);
-    a.head_dim_v = int32_t(v->ne[0]);
-    a.n_head     = int32_t(q->ne[2]);
-    a.n_head_kv  = int32_t(k->ne[2]);
-    a.n_query    = int32_t(n_query);
-    a.n_cells    = int32_t(k->ne[1]);
-    a.n_stream   = int32_t(n_stream);
-    a.q_query = q->nb[1]; a.q_head = q->nb[2]; a.q_stream = q->nb[3];
-    a.k_cell  = k->nb[1]; a.k_head = k->nb[2]; a.k_stream = k->nb[3];
-    if (v_trans) {  // permuted from [n_cells, n_head_kv, head_dim_v]: [n_cells, head_dim_v, n_head_kv]
-        a.head_dim_v = int32_t(v->ne[1]);
-        a.v_cell = v->nb[0]; a.v_element = v->nb[1]; a.v_head = v->nb[2]; a.v_stream = v->nb[3];
-    } else {
-        a.v_cell = v->nb[1]; a.v_element = 0;        a.v_head = v->nb[2]; a.v_stream = v->nb[3];
-    }
-    a.type_k = k->type;
-    a.type_v = v->type;
-    if (kq_mask != nullptr) {
-        a.type_mask = kq_mask->type;
-        a.mask_query = kq_mask->nb[1]; a.mask_stream = kq_mask->nb[3];
-    }
+    a = shape_of(q, k, v, v_trans, kq_mask);
     a.scale = kq_scale;
     a.softcap = softcap;
     if (state.params.is_scored) {
