@@ -27,13 +27,8 @@ Place = Literal["ram", "disk", "off"]
 Asking = Literal["question", "text"]  # who recalls: what an answer is to follow, or text that is read on
 LIMIT = 1 << 30
 OWN_TYPE = -1
-N_QUESTION, N_QUESTION_MOST = (
-    16,
-    32,
-)  # the newest tokens of what is asked, which see what is recalled for its answer
-N_ROOM = (
-    128  # entries that may be exchanged: with fewer there is none for what the tokens before them ask for
-)
+N_QUESTION, N_QUESTION_MOST = 16, 32  # the newest tokens of what is asked, with much room and with little
+N_ROOM = 128  # entries that may be exchanged, from which on that is much
 N_TEXT = 16  # fewer tokens of a text do not pay for an attic's keys
 N_ASKING = 2  # times that a batch asks where all layers recall the same
 N_ASKED, N_ASKED_MOST = 8, 16  # the newest of a question, whose queries are held against the attic
