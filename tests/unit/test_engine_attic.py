@@ -276,8 +276,10 @@ def test_texts_recall_where_that_costs_one_reading_and_all_layers_are_on_the_hos
 
 
 def test_where_little_can_come_back_the_question_has_it_and_more_of_it_sees_it() -> None:
-    def n_question(*budgets: int, pins: Sequence[tuple[int, int]] = (), **options: Any) -> int:
-        groups = [Group((i,), is_host=options.pop("is_host", True)) for i in range(len(budgets))]
+    def n_question(
+        *budgets: int, pins: Sequence[tuple[int, int]] = (), is_host: bool = True, **options: Any
+    ) -> int:
+        groups = [Group((i,), is_host=is_host) for i in range(len(budgets))]
         knobs = {"n_sink": 4, "n_recent": 30, **options}
         policy = (
             LayerBudgets(list(budgets), "h2o", knobs)
