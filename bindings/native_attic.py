@@ -88,21 +88,23 @@ class NativeAttic:
         ask_every: int = 1,
         n_before: int = 0,
         n_after: int = 0,
+        n_exact: int = 0,
         alike: Alike = "head",
     ) -> None:
         """Let the queries of the next batch fetch back what they attend to, before each layer attends.
 
         keep : spans of positions whose entries stay in the cache. n_most : entries of each KV head that are
         exchanged. n_asked, ask_every : of the batch's newest n_asked tokens each ask_every-th asks. n_before,
-        n_after : neighbours that come with what is asked for. alike : who exchanges the same positions, as
-        granularity has it. For "token" the batch only asks: roll it back, call recall_asked, and decode it
-        again.
+        n_after : neighbours that come with what is asked for. n_exact : newest tokens that attend to what
+        stays in the attic too, as if nothing were evicted; not by llama.cpp's own attention. alike : who
+        exchanges the same positions, as granularity has it. For "token" the batch only asks: roll it back,
+        call recall_asked, and decode it again.
 
         Raises: OptionError, the attic is not open, or a number is negative.
         """
         spans = ffi.new("h2og_span[]", [{"first": a, "end": b} for a, b in keep] or 1)
         params = ffi.new(
-            "h2og_recall_params *", [n_most, n_asked, ask_every, n_before, n_after, ALIKE[alike]]
+            "h2og_recall_params *", [n_most, n_asked, ask_every, n_before, n_after, n_exact, ALIKE[alike]]
         )
         code = self._lib.h2og_recall_next(self._cache.handle, self._cache.seq, spans, len(keep), params)
         check_options(code, "attic")

@@ -24,7 +24,9 @@ __all__ = [
 ]
 
 Place = Literal["ram", "disk", "off"]
-Asking = Literal["question", "text"]  # who recalls: what an answer is to follow, or text that is read on
+Asking = Literal[
+    "question", "text", "reply"
+]  # who recalls: what wants an answer, what is read on, the answer
 LIMIT = 1 << 30
 OWN_TYPE = -1
 N_QUESTION, N_QUESTION_MOST = 16, 32  # the newest tokens of what is asked, with much room and with little
@@ -36,6 +38,11 @@ N_BEFORE, N_AFTER = 2, 8  # what a fact says stands behind what it is about, and
 N_TOGETHER = N_BEFORE + 1 + N_AFTER  # entries that come with what one query asks for
 N_FREE = 4096  # entries that each token of a text is held against; of more, every second, third, ... asks
 N_FREE_OF_QUESTION = 16384  # the same of a question's N_ASKED_MOST tokens; of more, N_ASKED ask
+N_EXACT, N_EXACT_MOST = (
+    32,
+    64,
+)  # tokens of a question that attend to the attic as to the cache; fewer: none does
+EXACT = 1 << 18  # such tokens times entries of the attic, at most
 TEXT_PART = 2  # a text fetches half of what a question may: its own tokens are most of what it attends to
 COST = 0.1
 LAST = 2**31 - 1  # beyond every position
@@ -115,14 +122,16 @@ class Attic:
         """Let the next batch recall.
 
         n_past : its first position. pins : spans that stay in the cache. asking : the newest tokens of a
-        question fetch back much, and what stands beside it; of a text every token asks, for its own sake.
+        question fetch back much, and what stands beside it, and where the attic is small they attend to all
+        of it; of a text every token asks, for its own sake; a token of a reply as a question's do.
         """
+        n_exact = self._n_exact(self._most_entries) if asking == "question" else 0
         for group in self._groups:
             policy = self._policy_of(group)
             keep = [(0, policy.n_sink), *pins, (n_past - policy.n_recent, LAST)]
             n_most = _room(policy, pins)
             how = (_of_text if asking == "text" else _of_question)(n_most, group.attic.info().n_entry)
-            group.attic.recall_next(keep, alike=granularity_of(self.policy), **how)
+            group.attic.recall_next(keep, n_exact=n_exact, alike=granularity_of(self.policy), **how)
 
     def withdraw(self) -> None:
         """Let the next batch recall nothing after all."""
@@ -146,12 +155,18 @@ class Attic:
         """
         return self.n_asking == 0 and all(group.info.is_host for group in self._groups)
 
-    def n_question(self, pins: Sequence[tuple[int, int]]) -> int:
+    def n_question(self, pins: Sequence[tuple[int, int]], n_past: int) -> int:
         """The newest tokens of what is asked: a batch that recalls for its answer.
 
-        Where much can come back, those before them recall as a text does, so that what the newest look back
-        at is as it should be. Where little can, it goes to the newest, and more of the question sees it.
+        pins : spans that stay in the cache. n_past : where what is asked ends.
+
+        Where the attic is small they attend to all of it, as many as that costs little for. Else, where much
+        can come back, those before them recall as a text does, so that what the newest look back at is as it
+        should be. Where little can, it goes to the newest, and more of the question sees it.
         """
+        n_evicted = n_past - min(self._policy_of(group).budget for group in self._groups)
+        if n_exact := self._n_exact(max(n_evicted, self._most_entries)):
+            return n_exact
         is_roomy = all(_room(self._policy_of(group), pins) >= N_ROOM for group in self._groups)
         return N_QUESTION if is_roomy and self.serves_texts else N_QUESTION_MOST
 
@@ -183,6 +198,15 @@ class Attic:
     def is_empty(self) -> bool:
         """Whether nothing has been evicted yet."""
         return all(group.attic.info().n_entry == 0 for group in self._groups)
+
+    def _n_exact(self, n_entry: int) -> int:
+        """How many tokens of a question may attend to as many entries beside the cache."""
+        n = min(N_EXACT_MOST, EXACT // max(1, n_entry))
+        return n if n >= N_EXACT and self.serves_texts else 0
+
+    @property
+    def _most_entries(self) -> int:
+        return max(int(group.attic.info().n_entry) for group in self._groups)
 
     def _policy_of(self, group: Any) -> Policy:
         if isinstance(self.policy, LayerBudgets):

@@ -190,14 +190,15 @@ class Engine(Decoder):
         """The batches that n tokens are read in; those that recall come in one of their own."""
         budget = self.policy.budget if self.policy is not None else 0
         recalls = recall and self.recalls.may_follow(self.n_past + n, budget)
-        return batches(n, self.context.n_batch, self.recalls.n_question(self._pins) if recalls else 0)
+        n_last = self.recalls.n_question(self._pins, self.n_past + n) if recalls else 0
+        return batches(n, self.context.n_batch, n_last)
 
     def _advance(self, token: int, guesses: Guesses, cancel: CancelToken | None, *, recalls: bool) -> None:
         """Enter one token into the sequence: evaluated ahead, or now together with new guesses."""
         if recalls:
             guesses.clear()  # what was evaluated ahead did not see what comes back now
             self.settle()
-            self._decode([token], cancel, "question")
+            self._decode([token], cancel, "reply")
             return
         row = guesses.take(token)
         if row is not None:

@@ -35,9 +35,9 @@ class Recalls:
         if self.attic is not None:
             self.attic.begin_turn()
 
-    def n_question(self, pins: Sequence[tuple[int, int]]) -> int:
+    def n_question(self, pins: Sequence[tuple[int, int]], n_past: int) -> int:
         """The newest tokens of what is asked, a batch of their own: see Attic; 0: nothing recalls."""
-        return self.attic.n_question(pins) if self.is_on and self.attic is not None else 0
+        return self.attic.n_question(pins, n_past) if self.is_on and self.attic is not None else 0
 
     def is_due(self, n: int) -> bool:
         """Whether the n-th generated token recalls."""
@@ -53,7 +53,7 @@ class Recalls:
         """How a batch recalls that asks so, if it does."""
         if self.attic is None or not self.has_any:
             return None
-        return asking if asking == "question" or self.attic.serves_texts else None
+        return asking if asking != "text" or self.attic.serves_texts else None
 
     @contextmanager
     def armed(self, asking: Asking | None, n_past: int, pins: Sequence[tuple[int, int]]) -> Iterator[None]:

@@ -196,7 +196,7 @@ class FakeAttic:
     def serves_texts(self) -> bool:
         return self.n_asking == 0
 
-    def n_question(self, pins: Sequence[tuple[int, int]]) -> int:
+    def n_question(self, pins: Sequence[tuple[int, int]], n_past: int) -> int:
         return N_QUESTION
 
     def begin(self, pos: int) -> None:

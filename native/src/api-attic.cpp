@@ -67,9 +67,9 @@ int32_t h2og_recall_next(h2og_cache * cache, int32_t seq, const h2og_span * keep
             fail(H2OG_INVALID, "%d protected spans: none may be missing", n_keep);
         }
         const h2og_recall_params & p = *params;
-        if (p.n_most < 0 || p.n_asked < 1 || p.ask_every < 1 || p.n_before < 0 || p.n_after < 0) {
-            fail(H2OG_INVALID, "%d exchanges, each %d. of %d queries, %d + %d neighbours: none may be negative, and a query is needed",
-                 p.n_most, p.ask_every, p.n_asked, p.n_before, p.n_after);
+        if (p.n_most < 0 || p.n_asked < 1 || p.ask_every < 1 || p.n_before < 0 || p.n_after < 0 || p.n_exact < 0) {
+            fail(H2OG_INVALID, "%d exchanges, each %d. of %d queries, %d exact, %d + %d neighbours: none may be negative, and a query is needed",
+                 p.n_most, p.ask_every, p.n_asked, p.n_exact, p.n_before, p.n_after);
         }
         if (p.n_before > MAX_NEIGHBOURS || p.n_after > MAX_NEIGHBOURS) {
             fail(H2OG_INVALID, "%d + %d neighbours: there may be %d on each side", p.n_before, p.n_after, MAX_NEIGHBOURS);

@@ -60,6 +60,8 @@ Plan::Plan(const Attention & a, int32_t lanes) {
     width         = round_up(n_tile_row, lanes);
     dim_k         = round_up(a.head_dim_k, lanes);
     dim_v         = round_up(a.head_dim_v, lanes);
+    row_k         = ggml_row_size(a.type_k, a.head_dim_k);
+    row_v         = ggml_row_size(a.type_v, a.head_dim_v);
     logit_stride  = round_up(n_split_cells, BLOCK);
     n_chain_tile  = n_split > 1 || a.scores == nullptr ? 1 : ceil_div(n_tile, std::max(1, N_MASS/a.n_head_kv));
     n_chain       = ceil_div(n_tile, n_chain_tile);

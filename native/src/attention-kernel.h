@@ -8,9 +8,10 @@
 namespace h2og {
 namespace H2OG_ISA {
 
-H2OG_INLINE float * output_row(const Attention & a, const Plan & p, const Unit & u, int32_t r) {
+// Which of the outputs is that of the unit's row r.
+H2OG_INLINE size_t output_row(const Attention & a, const Plan & p, const Unit & u, int32_t r) {
     const int32_t row = u.row + r;
-    return a.out + ((size_t(u.stream)*a.n_query + row/p.group)*a.n_head + u.head*p.group + row % p.group)*a.head_dim_v;
+    return (size_t(u.stream)*a.n_query + row/p.group)*a.n_head + u.head*p.group + row % p.group;
 }
 
 // One of n_part parts of a KV head's outputs, and of its cells' scores.
@@ -36,9 +37,13 @@ static void combine(const Attention & a, const Plan & p, const float * workspace
             }
         };
         ask(first);
-        softmax_shares(a, p, u, memory, p.n_split, next, s.factor);
+        softmax_shares(a, p, u, memory, p.n_split, next, s.factor, a.log_sums == nullptr ? nullptr : s.weight);
         for (int32_t r = part; r < u.n_row; r += n_part) {
-            float * dst = output_row(a, p, u, r);
+            const size_t i_row = output_row(a, p, u, r);
+            if (a.log_sums != nullptr) {
+                a.log_sums[i_row] = s.weight[r];
+            }
+            float * dst = a.out + i_row*a.head_dim_v;
             memset(dst, 0, a.head_dim_v*sizeof(float));
             for (int32_t split = 0; split < p.n_split; ++split) {
                 const float * out = memory + split*next + p.out_at + size_t(r)*p.dim_v;

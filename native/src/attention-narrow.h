@@ -76,7 +76,7 @@ static void attend_narrow(const Attention & a, const Plan & p, const Unit & u, f
     const char * k = a.k + u.stream*a.k_stream + u.cell*a.k_cell;
     const char * v = a.v + u.stream*a.v_stream + u.cell*a.v_cell;
     // How far ahead memory is asked for.  What blocks of V have in common is read a block of cells at once.
-    const int32_t group_k = group_of(a.k_head), group_v = group_of(a.v_head);
+    const int32_t group_k = group_of(p.row_k), group_v = group_of(p.row_v);
     const int32_t ahead_k = 2*group_k, ahead_v = 2*group_v + (of_v.scale == nullptr ? 0 : BLOCK);
     const auto unit_of   = [&](int32_t h) { Unit w = u; w.head = h; return w; };
     const auto memory_of = [&](int32_t h) { return memory + h*p.unit_floats; };

@@ -84,9 +84,9 @@ H2OG_INLINE void load_values(const Attention & a, const char * src, int32_t n, i
 }
 
 // What each range's e of a row is to be multiplied with to give probabilities: factor[i*width + r] from the i-th of n units
-// of the same rows, unit[i*step ...]; 0 for a row that sees nothing.
+// of the same rows, unit[i*step ...]; 0 for a row that sees nothing.  log_sum: of their denominators, [width], if wanted.
 H2OG_INLINE void softmax_shares(const Attention & a, const Plan & p, const Unit & u, const float * unit, int32_t n, size_t step,
-                                float * factor) {
+                                float * factor, float * log_sum = nullptr) {
     for (int32_t r = 0; r < p.width; r += LANES) {
         vf sink = all(NEG_INF);
         for (int32_t i = 0; a.sinks != nullptr && i < LANES && r + i < u.n_row; ++i) {
@@ -102,6 +102,9 @@ H2OG_INLINE void softmax_shares(const Attention & a, const Plan & p, const Unit 
             const vf f = exp_nonpositive(load(unit + i*step + r) - most);
             store(factor + size_t(i)*p.width + r, f);
             whole += f*load(unit + i*step + p.total_at + r);
+        }
+        for (int32_t i = 0; log_sum != nullptr && i < LANES; ++i) {
+            log_sum[r + i] = most[i] + __builtin_logf(whole[i]);
         }
         const vf inverse = whole > 0.0f ? 1.0f/whole : vf{};
         for (int32_t i = 0; i < n; ++i) {

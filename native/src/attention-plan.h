@@ -34,6 +34,7 @@ struct Plan {
     bool    is_wide;        // which form of the kernel: many rows, or few
     int32_t width;          // n_tile_row, rounded up to whole vectors
     int32_t dim_k, dim_v;   // head sizes, rounded up likewise
+    size_t  row_k, row_v;   // bytes of a key and of a value
 
     // A unit's part of the workspace, in floats: top[width], total[width], out[n_tile_row][dim_v], and, if scores are
     // wanted and there are several splits, e in the layout of the logits.

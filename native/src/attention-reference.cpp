@@ -96,7 +96,11 @@ void attention_reference(const Attention & a) {
                         score = float(score + a.weights[s*a.n_query + t]*p);
                     }
                 }
-                float * dst = a.out + ((size_t(s)*a.n_query + t)*a.n_head + h)*a.head_dim_v;
+                const size_t i_row = (size_t(s)*a.n_query + t)*a.n_head + h;
+                if (a.log_sums != nullptr) {
+                    a.log_sums[i_row] = float(std::isinf(largest) ? largest : largest + std::log(sum));
+                }
+                float * dst = a.out + i_row*a.head_dim_v;
                 for (int32_t d = 0; d < a.head_dim_v; ++d) {
                     dst[d] = float(out[d]);
                 }

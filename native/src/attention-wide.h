@@ -172,7 +172,7 @@ static void attend_wide(const Attention & a, const Plan & p, const Unit & u, flo
             s.is_hidden[b] = kind == Mask::HIDDEN;
             if (kind != Mask::HIDDEN) {
                 load_rows(k + b*BLOCK*a.k_cell, a.k_cell, a.type_k, n_of(b), a.head_dim_k, p.dim_k, s.k);
-                ask_block(k + (b + 1)*BLOCK*a.k_cell, a.k_cell, a.k_head);
+                ask_block(k + (b + 1)*BLOCK*a.k_cell, a.k_cell, p.row_k);
                 product(s.k, p.dim_k, 1, s.q, p.width, a.head_dim_k, logits_of(b), p.width, n_of(b), p.width, false);
                 mask_columns(a, p, u, s.mask, kind, n_of(b), logits_of(b), top);
             }
@@ -197,7 +197,7 @@ static void attend_wide(const Attention & a, const Plan & p, const Unit & u, flo
             exp_columns(p.width, n_of(b), logits_of(b), top, total);
             load_values(a, v + b*BLOCK*a.v_cell, n_of(b), p.dim_v, s.v);
             if (a.v_element == 0) {
-                ask_block(v + (b + 1)*BLOCK*a.v_cell, a.v_cell, a.v_head);
+                ask_block(v + (b + 1)*BLOCK*a.v_cell, a.v_cell, p.row_v);
             }
             product(logits_of(b), 1, p.width, s.v, p.dim_v, n_of(b), out, p.dim_v, u.n_row, p.dim_v, true);
         }

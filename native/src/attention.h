@@ -37,6 +37,7 @@ struct Attention {
     float scale, softcap;   // softcap 0: none
 
     float * out;            // [n_stream][n_query][n_head][head_dim_v]
+    float * log_sums;       // [n_stream][n_query][n_head] log of the softmax's denominator; nullptr: not wanted
 
     float * scores;         // [n_stream][n_head_kv][n_cells] with the strides below; nullptr: none wanted
     size_t scores_head, scores_stream;  // in floats

@@ -21,6 +21,7 @@ struct Node {
     ggml_tensor * queries = nullptr;        // recorded queries; nullptr: none wanted
     int32_t stream = 0;                     // the first of the graph
     const std::vector<int64_t> * slots = nullptr;  // of the input
+    std::vector<float> log_sums;            // of the outputs, where recalls want them
 };
 
 class Input : public llm_graph_input_i {

@@ -116,18 +116,21 @@ void compute_attend(ggml_tensor * dst, int ith, int nth, void * userdata) {
 }
 
 void compute_combine(ggml_tensor * dst, int ith, int nth, void * userdata) {
-    const Node & node = *static_cast<const Node *>(userdata);
+    Node & node = *static_cast<Node *>(userdata);
     Attention a = bind(node, dst->src + 1);
     a.out = static_cast<float *>(dst->data);
+    a.log_sums = node.log_sums.empty() ? nullptr : node.log_sums.data();
     node.fused->combine(a, static_cast<const float *>(dst->src[0]->data), ith, nth);
 }
 
 void compute_reference(ggml_tensor * dst, int ith, int, void * userdata) {
     if (ith == 0) {
-        Attention a = bind(*static_cast<const Node *>(userdata), dst->src);
+        Node & node = *static_cast<Node *>(userdata);
+        Attention a = bind(node, dst->src);
         a.out = static_cast<float *>(dst->data);
+        a.log_sums = node.log_sums.empty() ? nullptr : node.log_sums.data();
         attention_reference(a);
-        record(*static_cast<const Node *>(userdata), a, 0, 1);
+        record(node, a, 0, 1);
     }
 }
 
@@ -205,18 +208,20 @@ ggml_tensor * h2og_build_attention(
         softcap  = g.hparams.f_attn_logit_softcapping;
     }
 
+    const bool is_fused = state.params.attention == H2OG_ATTENTION_FUSED ||
+        (state.params.attention == H2OG_ATTENTION_AUTO && layer->is_host);
+    const bool is_ours = is_fused || state.params.attention == H2OG_ATTENTION_REFERENCE;
+
     ggml_tensor * queries = nullptr;
     if (layer->il == il) {  // and no other layer that uses its cache
         layer->scale   = kq_scale;
         layer->softcap = softcap;
         layer->sinks   = sinks;
-        build_recall(g, state, int32_t(layer - state.layers.data()), stream, q, sinks, kq_scale, softcap, in.recalls);
+        build_recall(g, state, int32_t(layer - state.layers.data()), stream, q, sinks, kq_scale, softcap, is_ours, in.recalls);
         queries = state.queries != nullptr ? state.queries->tensor(int32_t(layer - state.layers.data())) : nullptr;
     }
 
-    const bool is_fused = state.params.attention == H2OG_ATTENTION_FUSED ||
-        (state.params.attention == H2OG_ATTENTION_AUTO && layer->is_host);
-    if (!is_fused && state.params.attention != H2OG_ATTENTION_REFERENCE) {
+    if (!is_ours) {
         if (state.params.is_scored) {
             watch(g, in, *layer, stream, q, k, kq_mask, sinks, kq_scale, softcap);
         }
@@ -254,6 +259,10 @@ ggml_tensor * h2og_build_attention(
     } else {
         cur = ggml_custom_4d(ctx, GGML_TYPE_F32, a.head_dim_v, a.n_head, a.n_query, a.n_stream, src + 1, n_src - 1,
                              compute_reference, GGML_N_TASKS_MAX, node.get());
+    }
+    if (layer->il == il && !in.recalls.empty()) {
+        node->log_sums.resize(size_t(a.n_head)*a.n_query*a.n_stream);
+        cur = build_join(g, int32_t(layer - state.layers.data()), cur, node->log_sums.data(), in.recalls);
     }
     in.nodes.push_back(std::move(node));
 

@@ -56,6 +56,7 @@ void Recall::look_at_cache(int32_t layer, const LayerQueries & queries, int32_t 
     if (i_thread == 0) {
         next_search   = 0;
         next_exchange = 0;
+        make_parts(queries);
     }
     const Layer & l = state.layers[layer];
     const size_t step = l.k->nb[1], row = ggml_row_size(l.k->type, state.head_dim_k);

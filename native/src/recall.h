@@ -20,7 +20,9 @@ struct h2og_state;
 
 namespace h2og {
 
+struct Attention;
 struct Kernel;
+struct Plan;
 struct Question;
 
 using Span = std::pair<int32_t, int32_t>;  // positions, the end not included
@@ -49,6 +51,12 @@ public:
     void search  (int32_t layer, const LayerQueries & queries);
     void exchange(int32_t layer);
 
+    // A fourth: what the newest n_exact queries attend to in the attic; and when attention has been computed, that joined to its
+    // outputs, [n_query][n_head][head_dim_v], by the logs of their denominators.
+    void attend(int32_t layer, const LayerQueries & queries);
+    void join(int32_t n_query, int32_t n_head, float * out, const float * log_sums, int32_t i_thread, int32_t n_thread);
+    int32_t n_exact(int32_t n_query) const { return n_query < params.n_exact ? n_query : params.n_exact; }
+
     // Whether the batch only asks; then, after it, exchanges what it asked for.
     bool only_asks() const { return params.alike == H2OG_ALIKE_MODEL; }
     void exchange_asked();
@@ -61,6 +69,13 @@ private:
         int32_t n_row;
         std::vector<float> in_cache, in_attic;   // scores of cells and of slots
     };
+
+    // Over some entries, for each query and query head: the largest logit, the sum of e = exp(logit - it), and of e times the value.
+    struct Sums { std::vector<float> tops, totals, outs; };
+
+    Attention attention_to_attic(int32_t layer, const LayerQueries & queries, int32_t chunk) const;
+    void make_parts(const LayerQueries & queries);
+    void attend_part(int32_t layer, const LayerQueries & queries, const Plan & p, int32_t part, int32_t tile, int32_t head);
 
     void look_at_cache(int32_t layer, const LayerQueries & queries, int32_t i_thread, int32_t n_thread);
     void search_attic (int32_t layer, const LayerQueries & queries);
@@ -91,8 +106,9 @@ private:
     const h2og_recall_params params;
     std::vector<Head> heads;                                // of the layer at hand
     std::vector<float> votes;                               // by position
+    std::vector<Sums> parts;                                // of the attic, in the same order whatever threads do: [query][head]
     std::atomic<bool>    has_failed{false};                 // for want of memory: nothing more comes back
-    std::atomic<int32_t> next_search{0}, next_exchange{0};  // of a layer: what no thread has begun
+    std::atomic<int32_t> next_search{0}, next_exchange{0}, next_part{0};  // of a layer: what no thread has begun
 };
 
 } // namespace h2og

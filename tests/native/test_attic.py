@@ -24,6 +24,7 @@ from attic_harness import (
     with_attic,
 )
 from harness import TYPES, Run, opened, policy_of, random_tokens
+from numpy.typing import NDArray
 from tiny_models import ARCHITECTURES, build
 
 from h2o_gguf.policies import LayerBudgets
@@ -129,8 +130,8 @@ def test_sequences_have_attics_of_their_own(model: Path) -> None:
         assert total(run, "n_entry") == n_of_another
 
 
-def decode_together(run: Run, tokens: dict[int, list[int]]) -> None:
-    """One batch of several sequences."""
+def decode_together(run: Run, tokens: dict[int, list[int]]) -> NDArray[np.float32]:
+    """One batch of several sequences: the logits of all, one sequence after the other."""
     n = sum(map(len, tokens.values()))
     batch = run.lib.llama_batch_init(n, 0, 1)
     rows = [(seq, i, token) for seq, each in tokens.items() for i, token in enumerate(each)]
@@ -141,14 +142,16 @@ def decode_together(run: Run, tokens: dict[int, list[int]]) -> None:
         batch.seq_id[row][0] = seq
     assert run.lib.llama_decode(run.ctx, batch) == 0
     run.lib.llama_batch_free(batch)
+    return np.ctypeslib.as_array(run.lib.llama_get_logits(run.ctx), (n, run.n_vocab)).copy()
 
 
+@pytest.mark.parametrize("n_exact", [0, 5])
 @pytest.mark.parametrize("recalling", [(0, 1, 2), (0, 2), (1,)])
 @pytest.mark.parametrize("sizes", [(8, 8, 8), (8, 3, 5)])
 def test_sequences_of_one_batch_recall_what_they_would_alone(
-    sizes: tuple[int, ...], recalling: tuple[int, ...], model: Path
+    sizes: tuple[int, ...], recalling: tuple[int, ...], n_exact: int, model: Path
 ) -> None:
-    found = []
+    found, logits = [], []
     for is_together in (False, True):
         with with_attic(model, n_seq=3) as run:
             for seq in range(3):
@@ -158,11 +161,11 @@ def test_sequences_of_one_batch_recall_what_they_would_alone(
             for seq, turn in turns.items():
                 run.speak_of(seq, [])
                 if seq in recalling:
-                    recall_next(run)
+                    recall_next(run, n_exact=n_exact)
                 if not is_together:
-                    run.decode(turn)
+                    logits.append(run.decode(turn))
             if is_together:
-                decode_together(run, turns)
+                together = decode_together(run, turns)
             books = []
             for seq in range(3):
                 run.speak_of(seq, [])
@@ -172,6 +175,7 @@ def test_sequences_of_one_batch_recall_what_they_would_alone(
             found.append(books)
     if len(set(sizes)) == 1:  # others are computed in several ubatches, each of which recalls
         assert found[0] == found[1]
+        np.testing.assert_allclose(together, np.concatenate(logits), atol=1e-4)
 
 
 def test_no_more_come_back_than_are_asked_for(model: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from engine_fakes import FakeAttic, FakeCache, FakeContext, Greedy, evicting, logits_are_right, take
 
-from h2o_gguf.attic import LAST, N_QUESTION, N_TEXT, Attic, AtticOptions
+from h2o_gguf.attic import LAST, N_QUESTION, N_TEXT, Asking, Attic, AtticOptions
 from h2o_gguf.engine import Engine
 from h2o_gguf.errors import OptionError
 from h2o_gguf.policies import LayerBudgets, Policy, make
@@ -242,6 +242,7 @@ def test_sinks_pins_and_window_stay_and_no_more_comes_back_than_can_stay() -> No
         "n_asked": 8,
         "n_before": 2,
         "n_after": 8,
+        "n_exact": 64,
         "alike": "head",
     }
     attic.recall_next(500, [(100, 190)])
@@ -262,6 +263,7 @@ def test_every_token_of_a_text_asks_until_the_attic_is_large(n_entry: int, every
         "n_most": (100 - 4 - 30 - 20) // 2,
         "ask_every": every,
         "n_after": every - 1,
+        "n_exact": 0,
         "alike": "head",
     }
 
@@ -277,7 +279,11 @@ def test_texts_recall_where_that_costs_one_reading_and_all_layers_are_on_the_hos
 
 def test_where_little_can_come_back_the_question_has_it_and_more_of_it_sees_it() -> None:
     def n_question(
-        *budgets: int, pins: Sequence[tuple[int, int]] = (), is_host: bool = True, **options: Any
+        *budgets: int,
+        pins: Sequence[tuple[int, int]] = (),
+        is_host: bool = True,
+        n_past: int = 20_000,
+        **options: Any,
     ) -> int:
         groups = [Group((i,), is_host=is_host) for i in range(len(budgets))]
         knobs = {"n_sink": 4, "n_recent": 30, **options}
@@ -286,12 +292,29 @@ def test_where_little_can_come_back_the_question_has_it_and_more_of_it_sees_it()
             if len(budgets) > 1
             else make("h2o", budgets[0], **knobs)
         )
-        return attic_of(policy, *groups).n_question(pins)
+        return attic_of(policy, *groups).n_question(pins, n_past)
 
     assert (n_question(161), n_question(162)) == (32, 16)
     assert n_question(162, pins=[(2, 5)]) == 32, "a pin takes what may go"
     assert n_question(500, 161) == 32 and n_question(500, 162) == 16
     assert n_question(500, granularity="token") == n_question(500, is_host=False) == 32, "no text recalls"
+    # Where all of it attends to the attic, it is as much as that costs little for.
+    assert [n_question(500, n_past=500 + n) for n in (100, 4096, 6000, 8192, 8193)] == [64, 64, 43, 32, 16]
+
+
+@pytest.mark.parametrize(("n_entry", "n_exact"), [(1, 64), (4096, 64), (6000, 43), (8192, 32), (8193, 0)])
+def test_a_question_attends_to_a_small_attic_as_to_the_cache(n_entry: int, n_exact: int) -> None:
+    def exact(asking: Asking, granularity: str = "head", is_host: bool = True) -> list[int]:
+        groups = (
+            Group((0,), n_entry=n_entry, is_host=is_host),
+            Group((1,), n_entry=n_entry // 2, is_host=True),
+        )
+        attic_of(make("h2o", 100, granularity=granularity), *groups).recall_next(9000, [], asking)
+        return [group.told[-1]["n_exact"] for group in groups]
+
+    assert exact("question") == [n_exact, n_exact]
+    assert exact("text") == exact("reply") == [0, 0]
+    assert exact("question", "token") == exact("question", is_host=False) == [0, 0]
 
 
 def test_each_group_has_the_numbers_of_its_own_budget_and_its_share_of_the_bytes() -> None:
