@@ -231,7 +231,7 @@ typedef struct h2og_recall_params {
     int32_t n_asked;          // the newest of the batch's queries, among which those lie that ask
     int32_t ask_every;        // each how-manieth of them does, from the newest back
     int32_t n_before, n_after;  // neighbours that come with what is asked for, positions before it and behind
-    int32_t n_exact;          // the newest of the batch's tokens that attend to what stays evicted too, as if nothing were
+    int32_t n_exact;          // the newest of the batch's queries, which attend to what stays evicted too
     int32_t alike;            // H2OG_ALIKE_*: whose heads exchange the same positions, for policies that evict so
 } h2og_recall_params;
 
@@ -239,6 +239,8 @@ typedef struct h2og_recall_params {
 // attend to, in place of entries they do not, other than those at positions to keep.  Each ubatch of the batch does so for
 // itself.  h2og_rollback_min() rises above the positions whose entries were exchanged: keep the newest, if they are to be rolled
 // back.  Used by the next batch that is placed; emptying the sequence withdraws it.  Of each group on its own.
+// The outputs of a layer for its n_exact newest queries are those of the cache and of all evicted entries that are kept: what a full
+// cache would give them, to rounding.  Not with llama.cpp's own attention, nor in layers that use the cache of another layer.
 // With H2OG_ALIKE_MODEL no layer knows what to fetch before all have asked: the batch only asks, and counts neither for scores nor
 // for observers.  Roll it back then, exchange with h2og_recall_asked(), and decode it again; or first let it ask once more, since
 // upper layers ask otherwise after a recall.  What came the first time is an entry like others then: sparing it as well was

@@ -6,6 +6,9 @@
 // positions before and the n_before positions behind.  The best of the attic are exchanged with the worst of the cache that are not
 // protected, in each layer and KV head on its own; or, where policies evict alike, in all heads of a layer or of the model.  For the
 // last, the batch only asks: its upper layers vote, what they vote for is exchanged after it, and it is decoded again.
+//
+// Queries may also attend to what then is in the attic, as if nothing had been evicted: softmax and values over it, by the same kernel as
+// over the cache, are joined to attention's outputs by the logs of the denominators.
 #pragma once
 
 #include "attic.h"
