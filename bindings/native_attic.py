@@ -104,7 +104,7 @@ class NativeAttic:
         """
         spans = ffi.new("h2og_span[]", [{"first": a, "end": b} for a, b in keep] or 1)
         params = ffi.new(
-            "h2og_recall_params *", [n_most, n_asked, ask_every, n_before, n_after, n_exact, ALIKE[alike]]
+            "h2og_recall_params *", [n_most, n_asked, ask_every, n_before, n_after, ALIKE[alike], n_exact]
         )
         code = self._lib.h2og_recall_next(self._cache.handle, self._cache.seq, spans, len(keep), params)
         check_options(code, "attic")

@@ -39,11 +39,13 @@ def open_attic(
     options: AtticOptions,
     weight_bytes: int,
     *,
+    attention: str = "auto",
     can_take_back: bool = True,
 ) -> Attic | None:
     """Return the attic of an attached cache; None where there is none to be.
 
-    weight_bytes : of the model. can_take_back : whether its newest tokens can be forgotten.
+    weight_bytes : of the model. attention : as the cache was attached with. can_take_back : whether the
+    model's newest tokens can be forgotten.
 
     Raises: OptionError, it is to keep what is never evicted, or the limit, type or folder does not fit.
     """
@@ -55,7 +57,7 @@ def open_attic(
             "attic",
             "policy",
         )
-    attic = Attic(cache.groups, policy, options, weight_bytes)
+    attic = Attic(cache.groups, policy, options, weight_bytes, is_attended=attention != "composed")
     if attic.n_asking and not can_take_back:
         raise OptionError(
             f"{policy.name} evicts the same positions from all layers (granularity 'token'); with an attic a "

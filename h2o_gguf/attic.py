@@ -24,9 +24,8 @@ __all__ = [
 ]
 
 Place = Literal["ram", "disk", "off"]
-Asking = Literal[
-    "question", "text", "reply"
-]  # who recalls: what wants an answer, what is read on, the answer
+# Who recalls: what wants an answer, what is read on, the answer.
+Asking = Literal["question", "text", "reply"]
 LIMIT = 1 << 30
 OWN_TYPE = -1
 N_QUESTION, N_QUESTION_MOST = 16, 32  # the newest tokens of what is asked, with much room and with little
@@ -38,11 +37,8 @@ N_BEFORE, N_AFTER = 2, 8  # what a fact says stands behind what it is about, and
 N_TOGETHER = N_BEFORE + 1 + N_AFTER  # entries that come with what one query asks for
 N_FREE = 4096  # entries that each token of a text is held against; of more, every second, third, ... asks
 N_FREE_OF_QUESTION = 16384  # the same of a question's N_ASKED_MOST tokens; of more, N_ASKED ask
-N_EXACT, N_EXACT_MOST = (
-    32,
-    64,
-)  # tokens of a question that attend to the attic as to the cache; fewer: none does
-EXACT = 1 << 18  # such tokens times entries of the attic, at most
+N_EXACT, N_EXACT_MOST = 32, 256  # tokens of a question that attend to the attic too; fewer: none does
+EXACT = 1 << 18  # such tokens times entries there, at most
 TEXT_PART = 2  # a text fetches half of what a question may: its own tokens are most of what it attends to
 COST = 0.1
 LAST = 2**31 - 1  # beyond every position
@@ -98,14 +94,20 @@ class Attic:
     """
 
     def __init__(
-        self, groups: Sequence[Any], policy: Policy, options: AtticOptions, weight_bytes: int = 0
+        self,
+        groups: Sequence[Any],
+        policy: Policy,
+        options: AtticOptions,
+        weight_bytes: int = 0,
+        *,
+        is_attended: bool = True,
     ) -> None:
-        """weight_bytes : of the model, which a token reads.
+        """weight_bytes : of the model, which a token reads. is_attended : whether attention can run over it.
 
         Raises: OptionError, limit, type or folder does not fit.
         """
         self._groups, self.policy, self.options = groups, policy, options
-        self._weight_bytes = weight_bytes
+        self._weight_bytes, self._is_attended = weight_bytes, is_attended
         self.n_before_turn = 0
         kind = OWN_TYPE if options.type is None else options.type
         folder = (options.folder or Path(tempfile.gettempdir())) if options.place == "disk" else None
@@ -125,7 +127,9 @@ class Attic:
         question fetch back much, and what stands beside it, and where the attic is small they attend to all
         of it; of a text every token asks, for its own sake; a token of a reply as a question's do.
         """
-        n_exact = self._n_exact(self._most_entries) if asking == "question" else 0
+        n_exact = 0
+        if asking == "question":
+            n_exact = self._n_exact(max(int(group.attic.info().n_entry) for group in self._groups))
         for group in self._groups:
             policy = self._policy_of(group)
             keep = [(0, policy.n_sink), *pins, (n_past - policy.n_recent, LAST)]
@@ -155,20 +159,24 @@ class Attic:
         """
         return self.n_asking == 0 and all(group.info.is_host for group in self._groups)
 
-    def n_question(self, pins: Sequence[tuple[int, int]], n_past: int) -> int:
-        """The newest tokens of what is asked: a batch that recalls for its answer.
+    def may_hold_any(self, n_past: int) -> bool:
+        """Whether something was evicted, or may be before a batch up to this position is computed."""
+        return not self.is_empty or n_past > min(self._policy_of(group).budget for group in self._groups)
 
-        pins : spans that stay in the cache. n_past : where what is asked ends.
+    def n_question(self, pins: Sequence[tuple[int, int]], end: int, n_batch: int) -> int:
+        """The newest tokens of what is asked, which recall for its answer, in batches of their own.
+
+        pins : spans that stay in the cache. end : the position behind what is asked. n_batch : tokens that
+        are computed at once.
 
         Where the attic is small they attend to all of it, as many as that costs little for. Else, where much
         can come back, those before them recall as a text does, so that what the newest look back at is as it
         should be. Where little can, it goes to the newest, and more of the question sees it.
         """
-        n_evicted = n_past - min(self._policy_of(group).budget for group in self._groups)
-        if n_exact := self._n_exact(max(n_evicted, self._most_entries)):
+        if n_exact := self._n_exact(max(self._n_entry(group, end) for group in self._groups)):
             return n_exact
         is_roomy = all(_room(self._policy_of(group), pins) >= N_ROOM for group in self._groups)
-        return N_QUESTION if is_roomy and self.serves_texts else N_QUESTION_MOST
+        return min(n_batch, N_QUESTION if is_roomy and self.serves_texts else N_QUESTION_MOST)
 
     def exchange_asked(self, *, is_counted: bool = True) -> None:
         """Exchange what the batch asked for that was rolled back.  is_counted : as recalled by the turn."""
@@ -202,11 +210,15 @@ class Attic:
     def _n_exact(self, n_entry: int) -> int:
         """How many tokens of a question may attend to as many entries beside the cache."""
         n = min(N_EXACT_MOST, EXACT // max(1, n_entry))
-        return n if n >= N_EXACT and self.serves_texts else 0
+        return n if n >= N_EXACT and self.serves_texts and self._is_attended else 0
 
-    @property
-    def _most_entries(self) -> int:
-        return max(int(group.attic.info().n_entry) for group in self._groups)
+    def _n_entry(self, group: Any, n_past: int) -> int:
+        """How many entries a group's attic will hold when the next position is n_past."""
+        info = group.attic.info()
+        is_full = info.n_dropped > 0
+        return (
+            int(info.n_entry) if is_full else max(int(info.n_entry), n_past - self._policy_of(group).budget)
+        )
 
     def _policy_of(self, group: Any) -> Policy:
         if isinstance(self.policy, LayerBudgets):

@@ -49,7 +49,7 @@ class Decoder(CacheBooks):
         self._raised()  # what a call that Ctrl-C tore off did not tell
         if all_logits and asking == "text":
             asking = None  # or tokens would be guessed with what later ones asked for
-        asking = self.recalls.granted(asking)
+        asking = self.recalls.granted(asking, self.n_past + len(tokens))
         n_asking = self.recalls.n_asking if asking else 0
         code = self._run(tokens, cancel, all_logits, asking)
         for n in range(1, n_asking + 1):

@@ -97,13 +97,17 @@ class Engine(Decoder):
             n_total = self.n_past + len(todo)
             raise ContextOverflowError(n_total, self.n_ctx, evicts=self.policy is not None)
         try:
-            for start, end in self._batches(len(todo), recall) if todo else ():
+            first = len(todo) - self._n_question(len(todo)) if recall else len(todo)  # of the question
+            if recall and first == len(todo):
+                self.recalls.begin_turn()  # in which nothing is recalled
+            for start, end in batches(len(todo), self.context.n_batch, len(todo) - first):
                 if cancel is not None and cancel.cancelled:
                     raise Cancelled(f"cancelled after {start} of {len(todo)} prompt tokens")
                 asking: Asking | None = None
-                if recall and end == len(todo):
+                if start >= first:
                     asking = "question"
-                    self.recalls.begin_turn()
+                    if start == first:
+                        self.recalls.begin_turn()
                 elif end - start >= min(N_TEXT, self.context.n_batch):
                     asking = "text"
                 self._decode(todo[start:end], cancel, asking)
@@ -186,12 +190,10 @@ class Engine(Decoder):
             raise OptionError("the newest token cannot be read again here, so nothing can be recalled")
         self.prefill(again, recall=True)
 
-    def _batches(self, n: int, recall: bool) -> list[tuple[int, int]]:
-        """The batches that n tokens are read in; those that recall come in one of their own."""
-        budget = self.policy.budget if self.policy is not None else 0
-        recalls = recall and self.recalls.may_follow(self.n_past + n, budget)
-        n_last = self.recalls.n_question(self._pins, self.n_past + n) if recalls else 0
-        return batches(n, self.context.n_batch, n_last)
+    def _n_question(self, n: int) -> int:
+        """How many of the next n tokens are what is asked; with a rest that is too short for a text."""
+        n_question = min(n, self.recalls.n_question(self._pins, self.n_past + n, self.context.n_batch))
+        return n if n_question > 0 and n - n_question < N_TEXT else n_question
 
     def _advance(self, token: int, guesses: Guesses, cancel: CancelToken | None, *, recalls: bool) -> None:
         """Enter one token into the sequence: evaluated ahead, or now together with new guesses."""

@@ -305,6 +305,7 @@ class H2OLlama(LowLevel, Completions, Sessions, high.Llama):  # type: ignore[mis
             sizes.policy,
             attic_options,
             weights,
+            attention=attention,
             can_take_back=not (self._is_recurrent or self._is_hybrid),
         )
         self._engine = Engine(

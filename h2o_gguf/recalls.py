@@ -26,18 +26,20 @@ class Recalls:
         """Whether there is something to recall now."""
         return self.is_on and self.attic is not None and not self.attic.is_empty
 
-    def may_follow(self, n_past: int, budget: int) -> bool:
-        """Whether there will be something to recall at a position.  budget : entries that are kept."""
-        return self.is_on and self.attic is not None and (not self.attic.is_empty or n_past > budget)
+    def may_follow(self, n_past: int) -> bool:
+        """Whether there may be something to recall by the time that a batch up to a position is computed."""
+        return self.is_on and self.attic is not None and self.attic.may_hold_any(n_past)
 
     def begin_turn(self) -> None:
         """Count what is recalled from here on."""
         if self.attic is not None:
             self.attic.begin_turn()
 
-    def n_question(self, pins: Sequence[tuple[int, int]], n_past: int) -> int:
-        """The newest tokens of what is asked, a batch of their own: see Attic; 0: nothing recalls."""
-        return self.attic.n_question(pins, n_past) if self.is_on and self.attic is not None else 0
+    def n_question(self, pins: Sequence[tuple[int, int]], end: int, n_batch: int) -> int:
+        """The newest tokens of what is asked up to a position: see Attic; 0: nothing recalls."""
+        if not self.may_follow(end) or self.attic is None:
+            return 0
+        return self.attic.n_question(pins, end, n_batch)
 
     def is_due(self, n: int) -> bool:
         """Whether the n-th generated token recalls."""
@@ -49,9 +51,9 @@ class Recalls:
         """How often a batch that recalls only asks for it: see Attic."""
         return self.attic.n_asking if self.attic is not None else 0
 
-    def granted(self, asking: Asking | None) -> Asking | None:
-        """How a batch recalls that asks so, if it does."""
-        if self.attic is None or not self.has_any:
+    def granted(self, asking: Asking | None, end: int) -> Asking | None:
+        """How a batch up to a position recalls that asks so, if it does; it may be the first to evict."""
+        if self.attic is None or not (self.has_any or (self.n_asking == 0 and self.may_follow(end))):
             return None
         return asking if asking != "text" or self.attic.serves_texts else None
 

@@ -180,6 +180,7 @@ class FakeAttic:
     n_before_turn: int = 0
     pins: list[Any] = field(default_factory=list)
     n_asking: int = 0
+    budget: int = 20
     exchanged: list[int] = field(default_factory=list)  # positions at which what was asked for came back
 
     def __post_init__(self) -> None:
@@ -196,8 +197,11 @@ class FakeAttic:
     def serves_texts(self) -> bool:
         return self.n_asking == 0
 
-    def n_question(self, pins: Sequence[tuple[int, int]], n_past: int) -> int:
-        return N_QUESTION
+    def may_hold_any(self, n_past: int) -> bool:
+        return not self.is_empty or n_past > self.budget
+
+    def n_question(self, pins: Sequence[tuple[int, int]], end: int, n_batch: int) -> int:
+        return min(n_batch, N_QUESTION)
 
     def begin(self, pos: int) -> None:
         """A batch at pos is decoded."""

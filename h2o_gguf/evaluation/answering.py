@@ -51,9 +51,13 @@ def read_blocks(engine: Engine, tokens: Sequence[int], n_batch: int, *, recall: 
     recall : the last of them, a question's, fetch back evicted entries, if the engine's recalls are on.
     """
     started = time.perf_counter()
-    n_last = engine.recalls.n_question(engine.pins, engine.n_past + len(tokens)) if recall else 0
-    for start, end in batches(len(tokens), n_batch, n_last):
-        engine.prefill(tokens[start:end], recall=end == len(tokens) and n_last > 0)
+    end = engine.n_past + len(tokens)
+    n_question = engine.recalls.n_question(engine.pins, end, n_batch) if recall else 0
+    cut = max(0, len(tokens) - n_question)
+    for start, end in batches(cut, n_batch):
+        engine.prefill(tokens[start:end])
+    if recall:
+        engine.prefill(tokens[cut:], recall=True)
     return time.perf_counter() - started
 
 

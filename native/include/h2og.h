@@ -231,8 +231,8 @@ typedef struct h2og_recall_params {
     int32_t n_asked;          // the newest of the batch's queries, among which those lie that ask
     int32_t ask_every;        // each how-manieth of them does, from the newest back
     int32_t n_before, n_after;  // neighbours that come with what is asked for, positions before it and behind
-    int32_t n_exact;          // the newest of the batch's queries, which attend to what stays evicted too
     int32_t alike;            // H2OG_ALIKE_*: whose heads exchange the same positions, for policies that evict so
+    int32_t n_exact;          // the newest of the batch's queries, which attend to what stays evicted too
 } h2og_recall_params;
 
 // While the next batch is decoded, before each layer attends, queries of the sequence's tokens in it fetch back entries that they

@@ -8,12 +8,6 @@
 namespace h2og {
 namespace H2OG_ISA {
 
-// Which of the outputs is that of the unit's row r.
-H2OG_INLINE size_t output_row(const Attention & a, const Plan & p, const Unit & u, int32_t r) {
-    const int32_t row = u.row + r;
-    return (size_t(u.stream)*a.n_query + row/p.group)*a.n_head + u.head*p.group + row % p.group;
-}
-
 // One of n_part parts of a KV head's outputs, and of its cells' scores.
 static void combine(const Attention & a, const Plan & p, const float * workspace, int32_t stream, int32_t head, int32_t part,
                     int32_t n_part, const Scratch & s) {

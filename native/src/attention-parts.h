@@ -83,21 +83,30 @@ H2OG_INLINE void load_values(const Attention & a, const char * src, int32_t n, i
     }
 }
 
+// Which of the outputs is that of the unit's row r.
+H2OG_INLINE size_t output_row(const Attention & a, const Plan & p, const Unit & u, int32_t r) {
+    const int32_t row = u.row + r;
+    return (size_t(u.stream)*a.n_query + row/p.group)*a.n_head + u.head*p.group + row % p.group;
+}
+
 // What each range's e of a row is to be multiplied with to give probabilities: factor[i*width + r] from the i-th of n units
 // of the same rows, unit[i*step ...]; 0 for a row that sees nothing.  log_sum: of their denominators, [width], if wanted.
 H2OG_INLINE void softmax_shares(const Attention & a, const Plan & p, const Unit & u, const float * unit, int32_t n, size_t step,
                                 float * factor, float * log_sum = nullptr) {
     for (int32_t r = 0; r < p.width; r += LANES) {
-        vf sink = all(NEG_INF);
+        vf sink = all(NEG_INF), elsewhere = sink;
         for (int32_t i = 0; a.sinks != nullptr && i < LANES && r + i < u.n_row; ++i) {
             sink[i] = a.sinks[u.head*p.group + (u.row + r + i) % p.group];
         }
-        vf most = sink;
+        for (int32_t i = 0; a.elsewhere != nullptr && i < LANES && r + i < u.n_row; ++i) {
+            elsewhere[i] = a.elsewhere[output_row(a, p, u, r + i)];
+        }
+        vf most = larger(sink, elsewhere);
         for (int32_t i = 0; i < n; ++i) {
             most = larger(load(unit + i*step + r), most);
         }
         most = most == NEG_INF ? vf{} : most;
-        vf whole = exp_nonpositive(sink - most);
+        vf whole = exp_nonpositive(sink - most) + exp_nonpositive(elsewhere - most);
         for (int32_t i = 0; i < n; ++i) {
             const vf f = exp_nonpositive(load(unit + i*step + r) - most);
             store(factor + size_t(i)*p.width + r, f);

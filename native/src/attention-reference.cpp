@@ -76,7 +76,14 @@ void attention_reference(const Attention & a) {
                 if (a.sinks != nullptr) {
                     largest = std::max(largest, double(a.sinks[h]));
                 }
+                const size_t i_row = (size_t(s)*a.n_query + t)*a.n_head + h;
+                if (a.elsewhere != nullptr) {
+                    largest = std::max(largest, double(a.elsewhere[i_row]));
+                }
                 double sum = a.sinks != nullptr ? std::exp(a.sinks[h] - largest) : 0.0;
+                if (a.elsewhere != nullptr && !std::isinf(largest)) {
+                    sum += std::exp(a.elsewhere[i_row] - largest);
+                }
                 for (int32_t c = 0; c < a.n_cells; ++c) {
                     logit[c] = std::isinf(largest) ? 0.0 : std::exp(logit[c] - largest);
                     sum += logit[c];
@@ -96,7 +103,6 @@ void attention_reference(const Attention & a) {
                         score = float(score + a.weights[s*a.n_query + t]*p);
                     }
                 }
-                const size_t i_row = (size_t(s)*a.n_query + t)*a.n_head + h;
                 if (a.log_sums != nullptr) {
                     a.log_sums[i_row] = float(std::isinf(largest) ? largest : largest + std::log(sum));
                 }

@@ -1,6 +1,7 @@
 // Attention of one layer on plain memory, with the attention mass of every entry as a by-product.
 //
-//   p[t][h][c] = softmax over c of softcap(scale * q[t][h] . k[c][h/G]) + mask[t][c], with the head's sink in the denominator
+//   p[t][h][c] = softmax over c of softcap(scale * q[t][h] . k[c][h/G]) + mask[t][c], with the head's sink in the denominator, and
+//                what the query attends to elsewhere
 //   out[t][h]  = sum over c of p[t][h][c] * v[c][h/G]
 //   scores[h/G][c] = fade * scores[h/G][c] + sum over t and the G query heads of weight[t] * p[t][h][c]
 #pragma once
@@ -34,6 +35,7 @@ struct Attention {
     size_t mask_query, mask_stream;
     ggml_type type_mask;
     const float * sinks;    // [n_head] or nullptr
+    const float * elsewhere;  // [n_stream][n_query][n_head] log of the sum of exp(logit) over other entries; nullptr: there are none
     float scale, softcap;   // softcap 0: none
 
     float * out;            // [n_stream][n_query][n_head][head_dim_v]

@@ -21,7 +21,8 @@ struct Node {
     ggml_tensor * queries = nullptr;        // recorded queries; nullptr: none wanted
     int32_t stream = 0;                     // the first of the graph
     const std::vector<int64_t> * slots = nullptr;  // of the input
-    std::vector<float> log_sums;            // of the outputs, where recalls want them
+    std::vector<float> log_sums;            // of the outputs, where a recall joins them
+    const float * elsewhere = nullptr;      // likewise what it finds
 };
 
 class Input : public llm_graph_input_i {

@@ -87,6 +87,7 @@ Attention bind(const Node & node, ggml_tensor * const * src) {
     a.mask  = a.mask_query != 0 ? bytes(src[SRC_MASK]) : nullptr;
     a.sinks = src[SRC_SINKS] != src[SRC_FADE] ? static_cast<const float *>(src[SRC_SINKS]->data) : nullptr;
     a.scores = node.scores;
+    a.elsewhere = node.elsewhere;
     return a;
 }
 
@@ -213,11 +214,16 @@ ggml_tensor * h2og_build_attention(
     const bool is_ours = is_fused || state.params.attention == H2OG_ATTENTION_REFERENCE;
 
     ggml_tensor * queries = nullptr;
+    RecallNode  * recalls = nullptr;
     if (layer->il == il) {  // and no other layer that uses its cache
         layer->scale   = kq_scale;
         layer->softcap = softcap;
         layer->sinks   = sinks;
-        build_recall(g, state, int32_t(layer - state.layers.data()), stream, q, sinks, kq_scale, softcap, is_ours, in.recalls);
+        auto node = build_recall(g, state, int32_t(layer - state.layers.data()), stream, q, sinks, kq_scale, softcap, is_ours);
+        if (node != nullptr) {
+            in.recalls.push_back(std::move(node));
+            recalls = in.recalls.back().get();
+        }
         queries = state.queries != nullptr ? state.queries->tensor(int32_t(layer - state.layers.data())) : nullptr;
     }
 
@@ -260,9 +266,10 @@ ggml_tensor * h2og_build_attention(
         cur = ggml_custom_4d(ctx, GGML_TYPE_F32, a.head_dim_v, a.n_head, a.n_query, a.n_stream, src + 1, n_src - 1,
                              compute_reference, GGML_N_TASKS_MAX, node.get());
     }
-    if (layer->il == il && !in.recalls.empty()) {
+    if (recalls != nullptr && recalls->is_exact) {
         node->log_sums.resize(size_t(a.n_head)*a.n_query*a.n_stream);
-        cur = build_join(g, int32_t(layer - state.layers.data()), cur, node->log_sums.data(), in.recalls);
+        node->elsewhere = recalls->elsewhere.data();
+        cur = build_join(g, *recalls, cur, node->log_sums.data());
     }
     in.nodes.push_back(std::move(node));
 

@@ -24,6 +24,10 @@ void add(float & top, float & total, float * out, float more_top, float more_tot
         return;
     }
     const float keep = std::exp(top - most), f = std::exp(more_top - most);
+    if (keep == 0.0f) {  // these may be the first: what lies there can be anything
+        total = 0.0f;
+        std::fill_n(out, n, 0.0f);
+    }
     top   = most;
     total = total*keep + more_total*f;
     for (int32_t i = 0; i < n; ++i) {
@@ -40,7 +44,7 @@ Memory & memory_of_thread() {
 
 } // namespace
 
-// The newest n_exact queries against a chunk, as a problem for the kernel.
+// Exact queries against a chunk, as a problem for the kernel.
 Attention Recall::attention_to_attic(int32_t layer, const LayerQueries & queries, int32_t chunk) const {
     const Attic & attic = *state.attic;
     const bool has_v = attic.value_bytes > 0;  // else values are the first part of the keys (MLA)
@@ -49,7 +53,7 @@ Attention Recall::attention_to_attic(int32_t layer, const LayerQueries & queries
     a.head_dim_v = state.head_dim_v;
     a.n_head     = queries.n_head;
     a.n_head_kv  = state.n_head_kv;
-    a.n_query    = n_exact(queries.n_query);
+    a.n_query    = queries.n_exact;
     a.n_cells    = Attic::CHUNK;
     a.n_stream   = 1;
     a.q = queries.q + (queries.n_query - a.n_query)*queries.q_query;
@@ -69,12 +73,13 @@ Attention Recall::attention_to_attic(int32_t layer, const LayerQueries & queries
 
 void Recall::make_parts(const LayerQueries & queries) {
     next_part = 0;
-    const size_t n_row = size_t(n_exact(queries.n_query))*queries.n_head;
+    n_done    = 0;
+    const size_t n_row = size_t(queries.n_exact)*queries.n_head;
     parts.resize(n_row == 0 ? 0 : ceil_div(state.attic->n_entry(stream), PART*Attic::CHUNK));
     for (Sums & part : parts) {
         part.tops.assign(n_row, NEG_INF);
-        part.totals.assign(n_row, 0.0f);
-        part.outs.assign(n_row*state.head_dim_v, 0.0f);
+        part.totals.resize(n_row);
+        part.outs.resize(n_row*state.head_dim_v);
     }
 }
 
@@ -99,29 +104,44 @@ void Recall::attend_part(int32_t layer, const LayerQueries & queries, const Plan
     }
 }
 
-void Recall::attend(int32_t layer, const LayerQueries & queries) {
+void Recall::attend(int32_t layer, const LayerQueries & queries, float * log_sums) {
     unless_failed([&] {
         if (parts.empty()) {
             return;
         }
         const Plan p(attention_to_attic(layer, queries, 0), kernel.lanes);
+        GGML_ASSERT(p.n_split == 1);
         const int32_t n_joint_head = state.n_head_kv/p.n_joint, n = int32_t(parts.size())*p.n_tile*n_joint_head;
         for (int32_t i; (i = next_part.fetch_add(1, std::memory_order_relaxed)) < n;) {
             attend_part(layer, queries, p, i/(n_joint_head*p.n_tile), i/n_joint_head % p.n_tile, i % n_joint_head*p.n_joint);
+            if (n_done.fetch_add(1) + 1 == n) {  // whoever ends last
+                sum_parts(log_sums);
+            }
         }
     });
 }
 
-void Recall::join(int32_t n_query, int32_t n_head, float * out, const float * log_sums, int32_t i_thread, int32_t n_thread) {
+void Recall::sum_parts(float * log_sums) const {
+    for (size_t i = 0; i < parts[0].tops.size(); ++i) {
+        float top = NEG_INF, total = 0.0f;
+        for (const Sums & part : parts) {
+            add(top, total, nullptr, part.tops[i], part.totals[i], nullptr, 0);
+        }
+        log_sums[i] = top + std::log(total);
+    }
+}
+
+void Recall::join(int32_t n_row, float * out, const float * log_sums, int32_t i_thread, int32_t n_thread) {
     unless_failed([&] {
-        const int32_t n = n_exact(n_query)*n_head, first = n_query*n_head - n, dim = state.head_dim_v;
-        for (int32_t i = i_thread; i < n && !parts.empty(); i += n_thread) {
-            float * row = out + size_t(first + i)*dim;
-            float top = log_sums[first + i], total = top == NEG_INF ? 0.0f : 1.0f;
+        for (int32_t i = i_thread; i < n_row; i += n_thread) {
+            float * row = out + size_t(i)*state.head_dim_v;
             for (const Sums & part : parts) {
-                add(top, total, row, part.tops[i], part.totals[i], part.outs.data() + size_t(i)*dim, dim);
+                const float share = std::exp(part.tops[i] - log_sums[i]);
+                const float * more = part.outs.data() + size_t(i)*state.head_dim_v;
+                for (int32_t d = 0; d < state.head_dim_v; ++d) {
+                    row[d] += share*more[d];
+                }
             }
-            std::for_each(row, row + dim, [&](float & x) { x /= total; });
         }
     });
 }

@@ -8,7 +8,7 @@
 // last, the batch only asks: its upper layers vote, what they vote for is exchanged after it, and it is decoded again.
 //
 // Queries may also attend to what then is in the attic, as if nothing had been evicted: softmax and values over it, by the same kernel as
-// over the cache, are joined to attention's outputs by the logs of the denominators.
+// over the cache, whose denominators have the sums of both.
 #pragma once
 
 #include "attic.h"
@@ -35,6 +35,7 @@ struct LayerQueries {
     const char * q;                    // float32 [n_head][n_query][head_dim_k] of one sequence, with these strides in bytes
     size_t  q_query, q_head;
     int32_t n_query, n_head;
+    int32_t n_exact;                   // the newest of them that attend to the attic
     float   scale, softcap;
     const float * sinks;               // [n_head] or nullptr
 };
@@ -54,10 +55,10 @@ public:
     void search  (int32_t layer, const LayerQueries & queries);
     void exchange(int32_t layer);
 
-    // A fourth: what the newest n_exact queries attend to in the attic; and when attention has been computed, that joined to its
-    // outputs, [n_query][n_head][head_dim_v], by the logs of their denominators.
-    void attend(int32_t layer, const LayerQueries & queries);
-    void join(int32_t n_query, int32_t n_head, float * out, const float * log_sums, int32_t i_thread, int32_t n_thread);
+    // A fourth: what exact queries attend to in the attic, and log_sums, [n_exact][n_head], of exp(logit) over it, which attention has
+    // in its denominators; and behind attention, with the logs of those, that added to its outputs, [n_exact*n_head][head_dim_v].
+    void attend(int32_t layer, const LayerQueries & queries, float * log_sums);
+    void join(int32_t n_row, float * out, const float * log_sums, int32_t i_thread, int32_t n_thread);
     int32_t n_exact(int32_t n_query) const { return n_query < params.n_exact ? n_query : params.n_exact; }
 
     // Whether the batch only asks; then, after it, exchanges what it asked for.
@@ -78,6 +79,7 @@ private:
 
     Attention attention_to_attic(int32_t layer, const LayerQueries & queries, int32_t chunk) const;
     void make_parts(const LayerQueries & queries);
+    void sum_parts(float * log_sums) const;
     void attend_part(int32_t layer, const LayerQueries & queries, const Plan & p, int32_t part, int32_t tile, int32_t head);
 
     void look_at_cache(int32_t layer, const LayerQueries & queries, int32_t i_thread, int32_t n_thread);
@@ -111,7 +113,7 @@ private:
     std::vector<float> votes;                               // by position
     std::vector<Sums> parts;                                // of the attic, in the same order whatever threads do: [query][head]
     std::atomic<bool>    has_failed{false};                 // for want of memory: nothing more comes back
-    std::atomic<int32_t> next_search{0}, next_exchange{0}, next_part{0};  // of a layer: what no thread has begun
+    std::atomic<int32_t> next_search{0}, next_exchange{0}, next_part{0}, n_done{0};  // of a layer: what no thread has begun
 };
 
 } // namespace h2og

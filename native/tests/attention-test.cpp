@@ -129,6 +129,9 @@ void run(const Case & c, const Kernel & kernel) {
     std::vector<float> out_ref(n_out), out(n_out, NAN), scores_ref(start), scores(start);
     std::vector<float> logs_ref(n_out/c.head_dim_v), logs(logs_ref.size(), NAN);
 
+    auto elsewhere = gaussian(logs_ref.size(), 3.0f);
+    elsewhere[0] = -INFINITY;
+    a.elsewhere = c.n_query % 2 == 1 ? elsewhere.data() : nullptr;
     a.out = out_ref.data(); a.scores = scores_ref.data(); a.log_sums = logs_ref.data();
     attention_reference(a);
 

@@ -100,7 +100,7 @@ void walk(llama_model & model, const tiny::Options & o, int32_t attention, bool 
                 const int32_t n = rng() % 3 == 0 ? 1 + int32_t(rng() % o.n_ubatch) : 1;
                 for (size_t i = 0; has_attic && rng() % 2 == 0 && i < groups.size(); ++i) {
                     const h2og_span keep[] = { { 0, 2 }, { v.n_past - policy.n_recent, INT32_MAX } };
-                    const h2og_recall_params how = { 1 + int32_t(rng() % 50), 4, 1 + int32_t(rng() % 3), 2, 8, 4, H2OG_ALIKE_HEAD };
+                    const h2og_recall_params how = { 1 + int32_t(rng() % 50), 4, 1 + int32_t(rng() % 3), 2, 8, H2OG_ALIKE_HEAD, 4 };
                     CHECK(h2og_recall_next(groups[i], w.seq, keep, 2, &how) == H2OG_OK, "%s", h2og_last_error());
                 }
                 CHECK(tiny::decode(*ctx, tiny::random_tokens(rng, n), w.seq) == 0, "%s", h2og_last_error());
@@ -129,7 +129,7 @@ void recalls_what_is_asked_for(llama_model & model) {
     h2og_cache * cache = nullptr;
     CHECK(h2og_attach(ctx.get(), &params, &cache) == H2OG_OK, "%s", h2og_last_error());
     const h2og_attic_params attic = { 64 << 20, -1, -1, nullptr };
-    const h2og_recall_params how = { INT32_MAX, 1, 1, 2, 8, 4, H2OG_ALIKE_HEAD };
+    const h2og_recall_params how = { INT32_MAX, 1, 1, 2, 8, H2OG_ALIKE_HEAD, 4 };
     CHECK(h2og_recall_next(cache, 0, nullptr, 0, &how) == H2OG_INVALID, "recalled without an attic");
     CHECK(h2og_set_attic(cache, &attic) == H2OG_OK, "%s", h2og_last_error());
     std::mt19937 rng(9);
@@ -227,7 +227,7 @@ void keeps_a_limit(llama_model & model) {
     CHECK(h2og_get_attic(cache, 0, &info) == H2OG_OK && info.n_entry == 0, "%d entries of a text that is gone", info.n_entry);
     for (int i = 0; i < 8; ++i) {
         CHECK(tiny::decode(*ctx, tiny::random_tokens(rng, 16)) == 0, "%s", h2og_last_error());
-        const h2og_recall_params how = { 8, 4, 1, 0, 0, 2, H2OG_ALIKE_HEAD };
+        const h2og_recall_params how = { 8, 4, 1, 0, 0, H2OG_ALIKE_HEAD, 2 };
         CHECK(h2og_recall_next(cache, 0, nullptr, 0, &how) == H2OG_OK, "%s", h2og_last_error());
     }
     h2og_detach(cache);

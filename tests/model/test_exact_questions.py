@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from harness import kl
-from llama_harness import english, open_llama
+from llama_harness import english, open_llama, open_tiny
 from numpy.typing import NDArray
 
 N_BATCH = 256  # the text is one, so that its own tokens see all of it
@@ -39,3 +40,21 @@ def test_its_first_token_is_chosen_from_the_same_logits(options: dict[str, Any])
 
 def test_where_the_attic_is_of_another_type_they_are_nearly_the_same() -> None:
     assert 0 < kl(answered(900), answered(BUDGET, attic="disk", attic_type="q8_0")) < 0.01
+
+
+@pytest.mark.parametrize("n_batch", [16, 64, 512])
+@pytest.mark.parametrize("n", [330, 448, 512])
+def test_a_prompt_whose_end_evicts_its_beginning_too(n: int, n_batch: int, tmp_path: Path) -> None:
+    """Its last 256 tokens attend to all of it, and the others were read before anything was evicted."""
+
+    def logits(kv_budget: int, **options: Any) -> NDArray[np.float32]:
+        options = {"n_ctx": 1024, "n_batch": n_batch, "n_ubatch": n_batch, **options}
+        with open_tiny(
+            "llama", tmp_path, build={"n_ctx_train": 2048}, kv_budget=kv_budget, type_k=0, type_v=0, **options
+        ) as llm:
+            llm.engine.sync([(7 * i * i + 3 * i) % 251 + 1 for i in range(n)])
+            return np.array(llm.engine._logits)
+
+    full, exact, plain = logits(900), logits(256, attic="ram"), logits(256)
+    assert np.abs(exact - full).max() < 1e-4 * np.abs(full).max()
+    assert n_batch == 512 or np.abs(plain - full).max() > 1e-2 * np.abs(full).max()

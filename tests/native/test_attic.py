@@ -10,6 +10,7 @@ from attic_harness import (
     N_RECENT,
     N_SINK,
     N_UBATCH,
+    ROOM,
     Seen,
     cached,
     check_books,
@@ -176,6 +177,24 @@ def test_sequences_of_one_batch_recall_what_they_would_alone(
     if len(set(sizes)) == 1:  # others are computed in several ubatches, each of which recalls
         assert found[0] == found[1]
         np.testing.assert_allclose(together, np.concatenate(logits), atol=1e-4)
+
+
+def test_many_sequences_of_one_batch_recall(tmp_path: Path) -> None:
+    """What llama.cpp makes room for in a graph does not grow with them."""
+    n_seq = 24
+    path = build("llama", tmp_path / "m.gguf", n_layer=8)
+    with with_attic(path, attic={"max_bytes": 2 * ROOM}, n_seq=n_seq, n_ubatch=2 * n_seq) as run:
+        for seq in range(n_seq):
+            run.speak_of(seq, [])
+            history(run, 70)
+        for seq in range(n_seq):
+            run.speak_of(seq, [])
+            recall_next(run, n_exact=2)
+        logits = decode_together(run, {seq: random_tokens(2, seed=seq) for seq in range(n_seq)})
+        assert np.isfinite(logits).all()
+        for seq in range(n_seq):
+            run.speak_of(seq, [])
+            assert recalled(run)
 
 
 def test_no_more_come_back_than_are_asked_for(model: Path) -> None:

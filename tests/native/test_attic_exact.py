@@ -14,6 +14,7 @@ from tiny_models import ARCHITECTURES, build
 
 EVICTED = [arch for arch, expected in ARCHITECTURES.items() if expected.evicts]
 ONLY_FLASH = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "iq4_nl")  # quantized values need it
+WITH_GELU = ("gpt2", "gptneox", "phi2", "gemma2", "gemma3")  # in llama.cpp a table of float16, which may flip
 N_HISTORY, N_KEPT = 150, 40
 FEW, MANY = 8, 30  # tokens that ask: the kernel's two forms
 Logits = NDArray[np.float32]
@@ -57,7 +58,7 @@ def errors(
 def test_in_every_model(arch: str, n_asked: int, n_most: int, tmp_path: Path) -> None:
     path = build(arch, tmp_path / "m.gguf")
     exact, other = errors(path, n_asked, recall={"n_most": n_most}, type_k="f32", type_v="f32")
-    assert exact < 5e-5 < 0.05 < other
+    assert exact < (5e-4 if arch in WITH_GELU else 1e-5) < 0.05 < other
 
 
 @pytest.mark.parametrize("n_asked", [1, FEW, MANY])

@@ -21,7 +21,7 @@ def with_attic(
     budget: int = 20, n_batch: int = 64, *, is_empty: bool = False, every: int = 0
 ) -> tuple[Engine, FakeContext, FakeCache, FakeAttic]:
     e, context, cache = evicting(budget, n_batch=n_batch)
-    attic = FakeAttic(context, every, is_empty=is_empty)
+    attic = FakeAttic(context, every, is_empty=is_empty, budget=budget)
     e.recalls = Recalls(attic)  # type: ignore[arg-type]
     return e, context, cache, attic
 
@@ -35,7 +35,8 @@ def sizes(context: FakeContext) -> list[int]:
     [
         (1, [1]),
         (N_QUESTION, [N_QUESTION]),
-        (N_QUESTION + 1, [1, N_QUESTION]),
+        (2 * N_QUESTION - 1, [2 * N_QUESTION - 1]),  # a rest is too short for a text
+        (2 * N_QUESTION, [N_QUESTION, N_QUESTION]),
         (64, [48, N_QUESTION]),
         (64 + N_QUESTION, [64, N_QUESTION]),
         (65 + N_QUESTION, [64, 1, N_QUESTION]),
@@ -88,14 +89,14 @@ def test_a_prompt_that_fills_the_attic_itself_recalls_at_its_end() -> None:
         (15, False, [], []),
         (96, True, [100, 164], [180]),
         (40, True, [100], [124]),
-        (31, True, [], [115]),
+        (31, True, [], [100]),
     ],
 )
 def test_a_text_recalls_for_itself_batch_by_batch(
     n: int, recall: bool, texts: list[int], asked: list[int]
 ) -> None:
     e, _, _, attic = with_attic(n_batch=64)
-    attic.is_empty = True
+    attic.is_empty, attic.budget = True, 100
     e.prefill([1] * 100)
     assert attic.texts == []
     attic.is_empty = False
@@ -242,7 +243,7 @@ def test_sinks_pins_and_window_stay_and_no_more_comes_back_than_can_stay() -> No
         "n_asked": 8,
         "n_before": 2,
         "n_after": 8,
-        "n_exact": 64,
+        "n_exact": 256,
         "alike": "head",
     }
     attic.recall_next(500, [(100, 190)])
@@ -282,7 +283,7 @@ def test_where_little_can_come_back_the_question_has_it_and_more_of_it_sees_it()
         *budgets: int,
         pins: Sequence[tuple[int, int]] = (),
         is_host: bool = True,
-        n_past: int = 20_000,
+        end: int = 20_000,
         **options: Any,
     ) -> int:
         groups = [Group((i,), is_host=is_host) for i in range(len(budgets))]
@@ -292,28 +293,30 @@ def test_where_little_can_come_back_the_question_has_it_and_more_of_it_sees_it()
             if len(budgets) > 1
             else make("h2o", budgets[0], **knobs)
         )
-        return attic_of(policy, *groups).n_question(pins, n_past)
+        return attic_of(policy, *groups).n_question(pins, end, 512)
 
     assert (n_question(161), n_question(162)) == (32, 16)
     assert n_question(162, pins=[(2, 5)]) == 32, "a pin takes what may go"
     assert n_question(500, 161) == 32 and n_question(500, 162) == 16
     assert n_question(500, granularity="token") == n_question(500, is_host=False) == 32, "no text recalls"
     # Where all of it attends to the attic, it is as much as that costs little for.
-    assert [n_question(500, n_past=500 + n) for n in (100, 4096, 6000, 8192, 8193)] == [64, 64, 43, 32, 16]
+    ends = [500 + n for n in (100, 1024, 1025, 4096, 8192, 8193)]
+    assert [n_question(500, end=end) for end in ends] == [256, 256, 255, 64, 32, 16]
 
 
-@pytest.mark.parametrize(("n_entry", "n_exact"), [(1, 64), (4096, 64), (6000, 43), (8192, 32), (8193, 0)])
+@pytest.mark.parametrize(("n_entry", "n_exact"), [(1, 256), (4096, 64), (6000, 43), (8192, 32), (8193, 0)])
 def test_a_question_attends_to_a_small_attic_as_to_the_cache(n_entry: int, n_exact: int) -> None:
-    def exact(asking: Asking, granularity: str = "head", is_host: bool = True) -> list[int]:
+    def exact(asking: Asking, granularity: str = "head", is_host: bool = True, **options: bool) -> list[int]:
         groups = (
             Group((0,), n_entry=n_entry, is_host=is_host),
             Group((1,), n_entry=n_entry // 2, is_host=True),
         )
-        attic_of(make("h2o", 100, granularity=granularity), *groups).recall_next(9000, [], asking)
+        attic = Attic(groups, make("h2o", 100, granularity=granularity), AtticOptions("ram"), **options)
+        attic.recall_next(9000, [], asking)
         return [group.told[-1]["n_exact"] for group in groups]
 
     assert exact("question") == [n_exact, n_exact]
-    assert exact("text") == exact("reply") == [0, 0]
+    assert exact("text") == exact("reply") == exact("question", is_attended=False) == [0, 0]
     assert exact("question", "token") == exact("question", is_host=False) == [0, 0]
 
 
@@ -389,3 +392,20 @@ def test_a_batch_that_only_asks_is_read_again_with_what_it_asked_for() -> None:
 def test_a_recall_that_asks_twice_reads_the_weights_twice_more() -> None:
     policy = make("h2o", 100, granularity="token")
     assert Attic([Group((0,))], policy, AtticOptions("ram"), 1000).interval() == 21  # 50 bytes of keys
+
+
+def test_a_full_attic_is_taken_to_stay_as_it_is() -> None:
+    group = Group((0,), n_entry=1000)
+    attic = attic_of(make("h2o", 100), group)
+    assert attic.n_question([], 20_100, 512) == 32
+    group.n_dropped = 1
+    assert attic.n_question([], 20_100, 512) == 256
+
+
+def test_a_batch_that_is_the_first_to_evict_recalls() -> None:
+    e, _, _, attic = with_attic(budget=20, n_batch=64, is_empty=True)
+    e.prefill([1] * 20, recall=True)
+    assert attic.asked == attic.texts == []
+    e.prefill([1] * 30, recall=True)
+    e.prefill([1] * 30)
+    assert (attic.asked, attic.texts) == ([20], [50])
