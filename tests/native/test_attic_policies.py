@@ -107,7 +107,8 @@ def test_a_recording_knows_what_was_held_behind_every_recall(granularity: str, m
         engine.on_recall.append(lambda _view, _n_tokens, how: asking.append(how))
         held = {}
         for i in range(5):
-            engine.prefill(random_tokens(60, seed=i), recall=True)
+            engine.prefill(random_tokens(20, seed=5 + i))
+            engine.prefill(random_tokens(40, seed=i), recall=True)
             pos = engine.view().pos
             entries = {(i, h, int(p)) for i, h in np.ndindex(pos.shape[:2]) for p in pos[i, h] if p >= 0}
             held[engine.n_past] = entries
