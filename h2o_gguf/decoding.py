@@ -90,7 +90,8 @@ class Decoder(CacheBooks):
         return self.cache.raised() if self.cache is not None else None
 
     def _tell_recall(self, n_tokens: int, asking: Asking) -> None:
-        view = self.view() if self.on_recall else None
+        # A batch that might have been the first to evict, and was not, had nothing to recall.
+        view = self.view() if self.on_recall and self.recalls.has_any else None
         if view is not None:
             for listener in self.on_recall:
                 listener(view, n_tokens, asking)
