@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from harness import Run, opened, policy_of, random_tokens
 from numpy.typing import NDArray
+from tiny_models import ARCHITECTURES
 
 from h2o_gguf.policies import make
 
@@ -17,6 +18,8 @@ BUDGET, N_UBATCH, N_SINK, N_RECENT = 48, 32, 4, 16
 LAST = 2**31 - 1
 BEFORE, AFTER = 2, 8  # neighbours that come with an entry
 ROOM = 1 << 24  # bytes, more than any of these tests fills
+EVICTED = [arch for arch, expected in ARCHITECTURES.items() if expected.evicts]
+ONLY_FLASH = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "iq4_nl")  # quantized values need it
 Entry = tuple[int, int, int, int]  # group, layer of it, KV head, position
 
 

@@ -113,7 +113,8 @@ private:
     std::vector<float> votes;                               // by position
     std::vector<Sums> parts;                                // of the attic, in the same order whatever threads do: [query][head]
     std::atomic<bool>    has_failed{false};                 // for want of memory: nothing more comes back
-    std::atomic<int32_t> next_search{0}, next_exchange{0}, next_part{0}, n_done{0};  // of a layer: what no thread has begun
+    std::atomic<int32_t> next_search{0}, next_exchange{0}, next_part{0};  // of a layer: what no thread has begun
+    std::atomic<int32_t> n_done{0};                         // of its parts
 };
 
 } // namespace h2og

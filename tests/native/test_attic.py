@@ -7,9 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from attic_harness import (
+    EVICTED,
     N_RECENT,
     N_SINK,
     N_UBATCH,
+    ONLY_FLASH,
     ROOM,
     Seen,
     cached,
@@ -26,12 +28,9 @@ from attic_harness import (
 )
 from harness import TYPES, Run, opened, policy_of, random_tokens
 from numpy.typing import NDArray
-from tiny_models import ARCHITECTURES, build
+from tiny_models import build
 
 from h2o_gguf.policies import LayerBudgets
-
-EVICTED = [arch for arch, expected in ARCHITECTURES.items() if expected.evicts]
-ONLY_FLASH = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "iq4_nl")  # quantized values need it
 
 
 @pytest.fixture(scope="module")

@@ -7,13 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from attic_harness import N_UBATCH, recall_next, with_attic
+from attic_harness import EVICTED, N_UBATCH, ONLY_FLASH, recall_next, with_attic
 from harness import TYPES, Run, opened, random_tokens
 from numpy.typing import NDArray
-from tiny_models import ARCHITECTURES, build
+from tiny_models import build
 
-EVICTED = [arch for arch, expected in ARCHITECTURES.items() if expected.evicts]
-ONLY_FLASH = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "iq4_nl")  # quantized values need it
 WITH_GELU = ("gpt2", "gptneox", "phi2", "gemma2", "gemma3")  # in llama.cpp a table of float16, which may flip
 N_HISTORY, N_KEPT = 150, 40
 FEW, MANY = 8, 30  # tokens that ask: the kernel's two forms
