@@ -14,6 +14,7 @@ from h2o_gguf.cli.conversation import Conversation
 from h2o_gguf.cli.flags import expand_flags
 from h2o_gguf.cli.guard import guarded
 from h2o_gguf.cli.history import history_file
+from h2o_gguf.cli.interrupt import no_echo
 from h2o_gguf.cli.opening import open_model, pinned_spans
 from h2o_gguf.cli.options import CacheFlags, ModelFlags, SamplingFlags
 from h2o_gguf.cli.prompts import read_text
@@ -107,7 +108,9 @@ def chat(
             conversation.say("\n\n".join(first))
         while (message := messages.read()) is not None:
             if message.is_command:
-                if handle(conversation, message.text) == LEAVE:
+                with no_echo():
+                    done = handle(conversation, message.text)
+                if done == LEAVE:
                     return
             elif message.text.strip():
                 conversation.say(message.text)

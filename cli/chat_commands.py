@@ -168,7 +168,7 @@ COMMANDS = {
     "/system": Command("TEXT", "set the system message", _system),
     "/set": Command("NAME VALUE", "change how answers are drawn; alone: show the settings", _set),
     "/why": Command(
-        "FILE.html", "what is left of the conversation and what the last answer looked at; alone: here", _why
+        "FILE.html", "what was forgotten, what the last answer looked at (reads all twice); alone: here", _why
     ),
     "/kv": Command("", "how full the KV cache is, and what has come and gone", _kv),
 }

@@ -62,6 +62,20 @@ def test_lines_typed_ahead_are_sent_one_by_one_in_order(terminal: OpenTerminal, 
     assert "conversation: 4 messages" in screen
 
 
+def test_lines_typed_while_a_command_works_are_read_after_it(terminal: OpenTerminal, model: Path) -> None:
+    chat = start(terminal, model)
+    chat.enter(LONG)
+    chat.wait(r"cut at 200 tokens[\s\S]*" + PROMPT)
+    chat.enter("/why")
+    chat.wait(r"^> /why\n")
+    time.sleep(0.5)  # the text is read twice again, for seconds
+    chat.enter("/set top_k 9")
+    chat.enter("/set top_k 8")
+    before, after = chat.wait(r"top_k is 8[\s\S]*" + PROMPT).split("a full cache would have used", 1)
+    assert "top_k" not in before
+    assert re.search(r"^> /set top_k 9\n.*top_k is 9\n> /set top_k 8\n", after, re.M)
+
+
 def test_ctrl_d_leaves_with_0(terminal: OpenTerminal, model: Path) -> None:
     chat = start(terminal, model)
     chat.type("C-d")
