@@ -27,7 +27,7 @@ struct FewQueries {
         const int32_t n = k.n - first < BLOCK ? k.n - first : BLOCK;
         const char * from = k.data + first*k.step;
         size_t step = k.step;
-        ask_ahead(from + BLOCK*step, BLOCK*step, 0, 1);
+        ask_ahead<FAR>(from + BLOCK*step, BLOCK*step, 0, 1);
         if (!reader.is_direct) {
             load_rows(from, step, k.type, n, q.head_dim, q.dim, keys);
             from = reinterpret_cast<const char *>(keys);
@@ -48,20 +48,17 @@ struct FewQueries {
     }
 };
 
+constexpr float OPEN_BLOCK = 0.0f;  // one that is not hidden
+
 static void look_few(const Keys & k, const Question & q, float * top, float * total, float * memory) {
     const FewQueries few(q, k, memory);
     for (int32_t first = 0; first < k.n; first += BLOCK) {
         few.compute(first);
         for (int32_t r = 0; r < q.n_row; ++r) {
-            vf most = all(top[r]);
-            for (int32_t c = 0; c < BLOCK; c += LANES) {
-                most = larger(load(few.logits + r*BLOCK + c), most);
-            }
-            const float now = largest(most);
-            total[r] *= faded(all(top[r]), all(now))[0];
+            const float here = largest_of(few.logits + r*BLOCK, 1, &OPEN_BLOCK), now = here > top[r] ? here : top[r];
+            total[r] = total[r]*faded(all(top[r]), all(now))[0] + exp_row(few.logits + r*BLOCK, 1, &OPEN_BLOCK, now);
             top[r] = now;
         }
-        exp_rows(q.n_row, few.logits, BLOCK, top, total);
     }
 }
 

@@ -8,47 +8,64 @@
 namespace h2og {
 namespace H2OG_ISA {
 
-constexpr size_t GROUP_BYTES = 36*64;  // read of one head before the next, and asked for at once, where rows are small
+constexpr size_t  GROUP_BYTES = 36*64;    // read of one head before the next, and asked for at once, where rows are small
+constexpr size_t  NEAR_BYTES  = 24*1024;  // asked for and not yet read: a part of a core's first cache
+constexpr int32_t FEW_CELLS   = 8;        // of a group, where rows are large
 
 // Cells read of one head before the next: a part of a block.
-H2OG_INLINE int32_t group_of(size_t row) {
+H2OG_INLINE int32_t group_of(size_t row, int32_t least) {
     int32_t n = BLOCK;
-    while (n > BLOCK/4 && n*row > GROUP_BYTES) {
+    while (n > least && n*row > GROUP_BYTES) {
         n /= 2;
     }
     return n;
 }
 
+// How many cells ahead of a group memory is asked for.
+H2OG_INLINE int32_t ahead_of(int32_t group, size_t cell) {
+    return 2*group*cell <= NEAR_BYTES ? 2*group : group;
+}
+
+// A block's logits, capped and masked.
 H2OG_INLINE void mask_rows(const Attention & a, const Plan & p, const Unit & u, const float * mask, Mask kind, float * logits,
-                           size_t stride, float * top) {
+                           size_t stride) {
+    if (kind == Mask::OPEN && a.softcap == 0.0f) {
+        return;
+    }
     for (int32_t r = 0; r < u.n_row; ++r) {
         const float * m = mask + size_t((u.row + r)/p.group - u.row/p.group)*BLOCK;
         float * row = logits + r*stride;
-        vf t = all(top[r]);
         for (int32_t c = 0; c < BLOCK; c += LANES) {
-            vf x = cap(load(row + c), a.softcap);
-            if (kind == Mask::MIXED) {
-                x = load(m + c) == NEG_INF ? all(NEG_INF) : x + load(m + c);
-            }
-            store(row + c, x);
-            t = larger(x, t);
+            const vf x = cap(load(row + c), a.softcap);
+            store(row + c, load(m + c) == NEG_INF ? all(NEG_INF) : x + load(m + c));
         }
-        top[r] = largest(t);
     }
 }
 
-// logits become e = exp(logit - top); total gets their sum.  A row that sees nothing has top -inf and e = 0.
-H2OG_INLINE void exp_rows(int32_t n_row, float * logits, size_t stride, const float * top, float * total) {
-    for (int32_t r = 0; r < n_row; ++r) {
-        const vf t = all(top[r] == NEG_INF ? 0.0f : top[r]);
-        vf sum_of = vf{};
-        for (int32_t c = 0; c < BLOCK; c += LANES) {
-            const vf e = exp_nonpositive(load(logits + r*stride + c) - t);
-            store(logits + r*stride + c, e);
+// The largest of a row's logits, in the blocks that are not hidden.
+H2OG_INLINE float largest_of(const float * logits, int32_t n_block, const float * is_hidden) {
+    vf most = all(NEG_INF);
+    for (int32_t b = 0; b < n_block; ++b) {
+        for (int32_t c = 0; !is_hidden[b] && c < BLOCK; c += LANES) {
+            most = larger(load(logits + b*BLOCK + c), most);
+        }
+    }
+    return largest(most);
+}
+
+// A row's logits become e = exp(logit - top), in the blocks that are not hidden; returns their sum.  Where top is -inf all are 0.
+H2OG_INLINE float exp_row(float * logits, int32_t n_block, const float * is_hidden, float top) {
+    const vf t = all(top == NEG_INF ? 0.0f : top);
+    vf sum_of = vf{};
+    for (int32_t b = 0; b < n_block; ++b) {
+        for (int32_t c = 0; !is_hidden[b] && c < BLOCK; c += LANES) {
+            float * at = logits + b*BLOCK + c;
+            const vf e = exp_nonpositive(load(at) - t);
+            store(at, e);
             sum_of += e;
         }
-        total[r] += sum(sum_of);
     }
+    return sum(sum_of);
 }
 
 // mass[c] = mass[c]*keep + sum over the rows of weight[r]*e[r][c].
@@ -76,8 +93,8 @@ static void attend_narrow(const Attention & a, const Plan & p, const Unit & u, f
     const char * k = a.k + u.stream*a.k_stream + u.cell*a.k_cell;
     const char * v = a.v + u.stream*a.v_stream + u.cell*a.v_cell;
     // How far ahead memory is asked for.  What blocks of V have in common is read a block of cells at once.
-    const int32_t group_k = group_of(p.row_k), group_v = group_of(p.row_v);
-    const int32_t ahead_k = 2*group_k, ahead_v = 2*group_v + (of_v.scale == nullptr ? 0 : BLOCK);
+    const int32_t group_k = group_of(p.row_k, of_k.split == nullptr ? FEW_CELLS : LANES), group_v = group_of(p.row_v, FEW_CELLS);
+    const int32_t ahead_k = ahead_of(group_k, a.k_cell), ahead_v = ahead_of(group_v, a.v_cell) + (of_v.scale == nullptr ? 0 : BLOCK);
     const auto unit_of   = [&](int32_t h) { Unit w = u; w.head = h; return w; };
     const auto memory_of = [&](int32_t h) { return memory + h*p.unit_floats; };
     const auto q_of      = [&](int32_t h) { return s.q + size_t(h)*p.width*p.dim_k; };
@@ -94,7 +111,7 @@ static void attend_narrow(const Attention & a, const Plan & p, const Unit & u, f
         for (int32_t r = 0; of_k.split != nullptr && r < n_row; ++r) {
             of_k.split(q_of(h) + size_t(r)*p.dim_k, p.dim_k);
         }
-        for (int32_t r = 0; r < p.width; ++r) {
+        for (int32_t r = n_row; r < p.width; ++r) {
             memory_of(h)[r] = NEG_INF;
             memory_of(h)[p.total_at + r] = 0.0f;
         }
@@ -105,13 +122,16 @@ static void attend_narrow(const Attention & a, const Plan & p, const Unit & u, f
         const Mask kind = load_masks(a, p, u, u.cell + first, n_here, s.mask);
         s.is_hidden[b] = kind == Mask::HIDDEN;
         if (kind == Mask::HIDDEN) {
+            for (int32_t i = 0; i < a.n_head_kv*n_row; ++i) {
+                memset(logits_of(i/n_row, first) + i % n_row*stride, 0, BLOCK*sizeof(float));
+            }
             continue;
         }
         for (int32_t c = first; c < first + n_here; c += group_k) {
             const int32_t n = n_of(c, group_k);
             for (int32_t h = 0; h < a.n_head_kv; ++h) {
                 const char * from = k + c*a.k_cell + h*a.k_head;
-                ask_ahead(k + (c + ahead_k)*a.k_cell, group_k*a.k_cell, h, a.n_head_kv);
+                ask_ahead<NEAR>(k + (c + ahead_k)*a.k_cell, group_k*a.k_cell, h, a.n_head_kv);
                 size_t step = a.k_cell;
                 if (!of_k.is_direct) {
                     load_rows(from, step, a.type_k, n, a.head_dim_k, p.dim_k, s.k);
@@ -122,29 +142,29 @@ static void attend_narrow(const Attention & a, const Plan & p, const Unit & u, f
             }
         }
         for (int32_t h = 0; h < a.n_head_kv; ++h) {
-            mask_rows(a, p, u, s.mask, kind, logits_of(h, first), stride, memory_of(h));
+            mask_rows(a, p, u, s.mask, kind, logits_of(h, first), stride);
         }
+    }
+    for (int32_t i = 0; i < a.n_head_kv*n_row; ++i) {
+        float * memory_here = memory_of(i/n_row) + i % n_row;
+        float * row = logits_of(i/n_row, 0) + i % n_row*stride;
+        *memory_here = largest_of(row, n_block, s.is_hidden);
+        memory_here[p.total_at] = exp_row(row, n_block, s.is_hidden, *memory_here);
     }
     for (int32_t b = 0; b < n_block; ++b) {
         const int32_t first = b*BLOCK, n_here = n_of(first, BLOCK);
-        for (int32_t h = 0; h < a.n_head_kv; ++h) {
-            if (s.is_hidden[b]) {
-                for (int32_t r = 0; r < n_row; ++r) {
-                    memset(logits_of(h, first) + r*stride, 0, BLOCK*sizeof(float));
-                }
-            } else {
-                exp_rows(n_row, logits_of(h, first), stride, memory_of(h), memory_of(h) + p.total_at);
-                if (of_v.scale != nullptr) {
-                    of_v.scale(logits_of(h, first), stride, n_row, v + first*a.v_cell + h*a.v_head, a.v_cell, n_here, scaled_of(h),
-                               memory_of(h) + p.out_at, p.dim_v);
-                }
-            }
+        if (s.is_hidden[b]) {
+            continue;
         }
-        for (int32_t c = first; !s.is_hidden[b] && c < first + n_here; c += group_v) {
+        for (int32_t h = 0; of_v.scale != nullptr && h < a.n_head_kv; ++h) {
+            of_v.scale(logits_of(h, first), stride, n_row, v + first*a.v_cell + h*a.v_head, a.v_cell, n_here, scaled_of(h),
+                       memory_of(h) + p.out_at, p.dim_v);
+        }
+        for (int32_t c = first; c < first + n_here; c += group_v) {
             const int32_t n = n_of(c, group_v);
             for (int32_t h = 0; h < a.n_head_kv; ++h) {
                 const char * from = v + c*a.v_cell + h*a.v_head;
-                ask_ahead(v + (c + ahead_v)*a.v_cell, group_v*a.v_cell, h, a.n_head_kv);
+                ask_ahead<NEAR>(v + (c + ahead_v)*a.v_cell, group_v*a.v_cell, h, a.n_head_kv);
                 size_t step = a.v_cell;
                 if (!of_v.is_direct) {
                     load_values(a, from, n, p.dim_v, s.v);
