@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument("model", nargs="?", help="a GGUF file; the default model if left out")
     parser.add_argument("-n", type=int, default=3072, help="tokens read")
     parser.add_argument("--start", type=int, default=1024, help="first scored position")
-    parser.add_argument("--batch", type=int, default=64, help="tokens read between evictions")
+    parser.add_argument("--batch", type=int, default=128, help="tokens read between evictions")
     parser.add_argument("--share", type=float, nargs="+", default=[0.1, 0.2], help="budgets as shares of -n")
     parser.add_argument("--text", nargs="+", default=["prose", "code"], choices=["prose", "code"])
     parser.add_argument(
