@@ -172,7 +172,7 @@ void FusedAttention::start() {
 }
 
 void FusedAttention::attend(const Attention & a, float * workspace, int32_t i_thread, int32_t n_thread) {
-    const Scratch scratch(*plan, scratch_memory());
+    Scratch scratch(*plan, scratch_memory());
     const auto compute = plan->is_wide ? kernel.attend_wide : kernel.attend_narrow;
     const Plan & p = *plan;
     work->units.run(a.n_stream*p.n_chain*p.n_split*a.n_head_kv/p.n_joint, i_thread, n_thread, [&](int32_t i) {

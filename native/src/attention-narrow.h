@@ -11,6 +11,7 @@ namespace H2OG_ISA {
 constexpr size_t  GROUP_BYTES = 36*64;    // read of one head before the next, and asked for at once, where rows are small
 constexpr size_t  NEAR_BYTES  = 24*1024;  // asked for and not yet read: a part of a core's first cache
 constexpr int32_t FEW_CELLS   = 8;        // of a group, where rows are large
+constexpr int32_t FEW_LANES   = LANES > FEW_CELLS ? LANES : FEW_CELLS;  // the same where cells are the lanes of vectors
 
 // Cells read of one head before the next: a part of a block.
 H2OG_INLINE int32_t group_of(size_t row, int32_t least) {
@@ -86,14 +87,14 @@ static void weigh_rows(const float * e, size_t stride, const float * weight, int
     }
 }
 
-static void attend_narrow(const Attention & a, const Plan & p, const Unit & u, float * memory, float * mass, const Scratch & s) {
+static void attend_narrow(const Attention & a, const Plan & p, const Unit & u, float * memory, float * mass, Scratch & s) {
     const int32_t n_row = u.n_row, n_block = (u.n_cells + BLOCK - 1)/BLOCK;
     const size_t stride = p.logit_stride;
     const Reader of_k = reader_of(a.type_k, a.head_dim_k, false), of_v = reader_of(a.type_v, a.head_dim_v, a.v_element != 0);
     const char * k = a.k + u.stream*a.k_stream + u.cell*a.k_cell;
     const char * v = a.v + u.stream*a.v_stream + u.cell*a.v_cell;
     // How far ahead memory is asked for.  What blocks of V have in common is read a block of cells at once.
-    const int32_t group_k = group_of(p.row_k, of_k.split == nullptr ? FEW_CELLS : LANES), group_v = group_of(p.row_v, FEW_CELLS);
+    const int32_t group_k = group_of(p.row_k, of_k.split == nullptr ? FEW_CELLS : FEW_LANES), group_v = group_of(p.row_v, FEW_CELLS);
     const int32_t ahead_k = ahead_of(group_k, a.k_cell), ahead_v = ahead_of(group_v, a.v_cell) + (of_v.scale == nullptr ? 0 : BLOCK);
     const auto unit_of   = [&](int32_t h) { Unit w = u; w.head = h; return w; };
     const auto memory_of = [&](int32_t h) { return memory + h*p.unit_floats; };
@@ -106,11 +107,14 @@ static void attend_narrow(const Attention & a, const Plan & p, const Unit & u, f
     const auto n_of      = [&](int32_t c, int32_t step) { return u.n_cells - c < step ? u.n_cells - c : step; };
     const auto scaled_of = [&](int32_t h) { return s.scaled + size_t(h)*(p.dim_v/QUANTS)*n_row*BLOCK; };
 
-    for (int32_t h = 0; h < a.n_head_kv; ++h) {
+    const bool is_new = are_new(a, p, u, s);
+    for (int32_t h = 0; is_new && h < a.n_head_kv; ++h) {
         load_queries(a, p, unit_of(h), q_of(h), p.dim_k, 1);
         for (int32_t r = 0; of_k.split != nullptr && r < n_row; ++r) {
             of_k.split(q_of(h) + size_t(r)*p.dim_k, p.dim_k);
         }
+    }
+    for (int32_t h = 0; h < a.n_head_kv; ++h) {
         for (int32_t r = n_row; r < p.width; ++r) {
             memory_of(h)[r] = NEG_INF;
             memory_of(h)[p.total_at + r] = 0.0f;

@@ -33,6 +33,13 @@ H2OG_INLINE void load_queries(const Attention & a, const Plan & p, const Unit & 
     }
 }
 
+// Whether the unit's queries have to be loaded: those of the one before may be the same.
+H2OG_INLINE bool are_new(const Attention & a, const Plan & p, const Unit & u, Scratch & s) {
+    const int32_t before = s.rows;
+    s.rows = (u.stream*p.n_tile + u.row/p.n_tile_row)*a.n_head_kv + u.head;
+    return s.rows != before;
+}
+
 enum class Mask { OPEN, HIDDEN, MIXED };
 
 // The mask of one query over a block's cells: m[0 .. BLOCK), -inf behind the n cells there are.

@@ -59,6 +59,7 @@ struct Scratch {
     float * factor;     // [n_split][width]
     float * tops;       // [stretches of a unit][width]
     float * is_hidden;  // [blocks of a unit]
+    int32_t rows = -1;  // of all tiles and heads, those whose queries are in q
 };
 
 // Keys of one KV head.
@@ -88,8 +89,8 @@ struct Kernel {
     int32_t lanes;
     // The narrow form computes the units of all KV heads over a range of cells at once.  memory: the unit's part of the
     // workspace; mass: what its cells' mass is added to, and mass_floats further the next head's.
-    void (* attend_narrow)(const Attention & a, const Plan & p, const Unit & u, float * memory, float * mass, const Scratch & s);
-    void (* attend_wide)  (const Attention & a, const Plan & p, const Unit & u, float * memory, float * mass, const Scratch & s);
+    void (* attend_narrow)(const Attention & a, const Plan & p, const Unit & u, float * memory, float * mass, Scratch & s);
+    void (* attend_wide)  (const Attention & a, const Plan & p, const Unit & u, float * memory, float * mass, Scratch & s);
     void (* combine)(const Attention & a, const Plan & p, const float * workspace, int32_t stream, int32_t head, int32_t part,
                      int32_t n_part, const Scratch & s);
 

@@ -146,7 +146,7 @@ H2OG_INLINE void ask_block(const char * p, size_t step, size_t row) {
     }
 }
 
-static void attend_wide(const Attention & a, const Plan & p, const Unit & u, float * memory, float * mass, const Scratch & s) {
+static void attend_wide(const Attention & a, const Plan & p, const Unit & u, float * memory, float * mass, Scratch & s) {
     const int32_t n_block = (u.n_cells + BLOCK - 1)/BLOCK;
     const char * k = a.k + u.stream*a.k_stream + u.head*a.k_head + u.cell*a.k_cell;
     const char * v = a.v + u.stream*a.v_stream + u.head*a.v_head + u.cell*a.v_cell;
@@ -156,7 +156,9 @@ static void attend_wide(const Attention & a, const Plan & p, const Unit & u, flo
     const auto n_of      = [&](int32_t b) { return u.n_cells - b*BLOCK < BLOCK ? u.n_cells - b*BLOCK : BLOCK; };
     const auto logits_of = [&](int32_t b) { return s.logits + size_t(b)*BLOCK*p.width; };
 
-    load_queries(a, p, u, s.q, 1, p.width);
+    if (are_new(a, p, u, s)) {
+        load_queries(a, p, u, s.q, 1, p.width);
+    }
     for (int32_t r = 0; r < p.width; ++r) {
         top[r] = NEG_INF;
         total[r] = 0.0f;

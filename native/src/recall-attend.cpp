@@ -85,7 +85,7 @@ void Recall::make_parts(const LayerQueries & queries) {
 
 void Recall::attend_part(int32_t layer, const LayerQueries & queries, const Plan & p, int32_t part, int32_t tile, int32_t head) {
     Memory & memory = memory_of_thread();
-    const Scratch scratch(p, memory.scratch);
+    Scratch scratch(p, memory.scratch);
     memory.unit.resize(p.n_joint*p.unit_floats);
     const int32_t n = state.attic->n_entry(stream), n_chunk = ceil_div(n, Attic::CHUNK);
     Sums & sums = parts[part];
