@@ -26,8 +26,8 @@ static void combine(const Attention & a, const Plan & p, const float * workspace
         const float  keep = tile == 0 ? a.fade[stream] : 1.0f;
         const auto   ask  = [&](int32_t cell) {
             if (scores != nullptr && p.n_split > 1 && cell < end) {
-                ask_ahead<FAR>(reinterpret_cast<const char *>(memory + cell/p.n_split_cells*next + p.e_at),
-                          size_t(p.is_wide ? p.width : u.n_row)*p.logit_stride*sizeof(float), 0, 1);
+                ask_ahead(reinterpret_cast<const char *>(memory + cell/p.n_split_cells*next + p.e_at),
+                          size_t(p.is_wide ? p.width : u.n_row)*p.logit_stride*sizeof(float));
             }
         };
         ask(first);

@@ -93,7 +93,7 @@ static void attend_narrow(const Attention & a, const Plan & p, const Unit & u, f
     const Reader of_k = reader_of(a.type_k, a.head_dim_k, false), of_v = reader_of(a.type_v, a.head_dim_v, a.v_element != 0);
     const char * k = a.k + u.stream*a.k_stream + u.cell*a.k_cell;
     const char * v = a.v + u.stream*a.v_stream + u.cell*a.v_cell;
-    // How far ahead memory is asked for.  What blocks of V have in common is read a block of cells at once.
+    // What blocks of V have in common is read a block of cells at once.
     const int32_t group_k = group_of(p.row_k, of_k.split == nullptr ? FEW_CELLS : FEW_LANES), group_v = group_of(p.row_v, FEW_CELLS);
     const int32_t ahead_k = ahead_of(group_k, a.k_cell), ahead_v = ahead_of(group_v, a.v_cell) + (of_v.scale == nullptr ? 0 : BLOCK);
     const auto unit_of   = [&](int32_t h) { Unit w = u; w.head = h; return w; };
@@ -135,14 +135,14 @@ static void attend_narrow(const Attention & a, const Plan & p, const Unit & u, f
             const int32_t n = n_of(c, group_k);
             for (int32_t h = 0; h < a.n_head_kv; ++h) {
                 const char * from = k + c*a.k_cell + h*a.k_head;
-                ask_ahead<NEAR>(k + (c + ahead_k)*a.k_cell, group_k*a.k_cell, h, a.n_head_kv);
+                const Ahead ahead{ k + (c + ahead_k)*a.k_cell + h*group_k*p.row_k, int32_t(p.row_k) };
                 size_t step = a.k_cell;
                 if (!of_k.is_direct) {
                     load_rows(from, step, a.type_k, n, a.head_dim_k, p.dim_k, s.k);
                     from = reinterpret_cast<const char *>(s.k);
                     step = p.dim_k*sizeof(float);
                 }
-                of_k.dots(q_of(h), p.dim_k, n_row, from, step, n, logits_of(h, c), stride);
+                of_k.dots(q_of(h), p.dim_k, n_row, from, step, n, logits_of(h, c), stride, ahead);
             }
         }
         for (int32_t h = 0; h < a.n_head_kv; ++h) {
@@ -168,7 +168,7 @@ static void attend_narrow(const Attention & a, const Plan & p, const Unit & u, f
             const int32_t n = n_of(c, group_v);
             for (int32_t h = 0; h < a.n_head_kv; ++h) {
                 const char * from = v + c*a.v_cell + h*a.v_head;
-                ask_ahead<NEAR>(v + (c + ahead_v)*a.v_cell, group_v*a.v_cell, h, a.n_head_kv);
+                const Ahead ahead{ v + (c + ahead_v)*a.v_cell + h*group_v*p.row_v, int32_t(p.row_v) };
                 size_t step = a.v_cell;
                 if (!of_v.is_direct) {
                     load_values(a, from, n, p.dim_v, s.v);
@@ -177,7 +177,7 @@ static void attend_narrow(const Attention & a, const Plan & p, const Unit & u, f
                 }
                 const Weights e = of_v.scale == nullptr ? Weights{ logits_of(h, c), stride, 0 } :
                     Weights{ scaled_of(h) + c - first, BLOCK, size_t(n_row)*BLOCK };
-                of_v.values(e, n_row, from, step, n, memory_of(h) + p.out_at, p.dim_v);
+                of_v.values(e, n_row, from, step, n, memory_of(h) + p.out_at, p.dim_v, ahead);
             }
         }
     }

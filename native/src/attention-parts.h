@@ -8,15 +8,10 @@
 namespace h2og {
 namespace H2OG_ISA {
 
-constexpr int NEAR = 3, FAR = 2;  // a core's first cache, its second
-
-// Asks for a part of the n bytes at p, so that they are in a cache when their turn comes.
-template <int PLACE>
-H2OG_INLINE void ask_ahead(const char * p, size_t n, int32_t part, int32_t n_part) {
-    const int32_t lines = int32_t((n + 63)/64), share = (lines + n_part - 1)/n_part;
-    const int32_t first = share*part, end = first + share < lines ? first + share : lines;
-    for (int32_t i = first; i < end; ++i) {
-        __builtin_prefetch(p + 64*size_t(i), 0, PLACE);
+// Asks for the n bytes at p, so that they are in the second-level cache when their turn comes.
+H2OG_INLINE void ask_ahead(const char * p, size_t n) {
+    for (size_t i = 0; i < n; i += 64) {
+        __builtin_prefetch(p + i, 0, 2);
     }
 }
 

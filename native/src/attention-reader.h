@@ -9,6 +9,18 @@
 namespace h2og {
 namespace H2OG_ISA {
 
+// Memory that is asked for while other is read, a row for each of its cells; in pieces, since a core waits for many at once.
+struct Ahead {
+    const char * at = nullptr;
+    int32_t row = 0;  // bytes; 0: nothing is asked for
+
+    __attribute__((always_inline)) inline void ask(int32_t cell, int32_t n) const {
+        for (int32_t i = 0; i < n*row; i += 64) {
+            __builtin_prefetch(at + cell*row + i, 0, 3);
+        }
+    }
+};
+
 constexpr int CELLS    = 4;                      // cells whose dot products are taken at once
 constexpr int ROWS     = LANES == 8 ? 3 : 4;     // rows that meet them there
 constexpr int VECTORS  = 4;                      // vectors of an output row that stay in registers
@@ -50,7 +62,8 @@ struct Weights {
 
 // out[r][0 .. V*LANES) += sum over n cells of e[r][c]*v[c], from element d of the rows on.
 template <typename Row, int R, int V>
-H2OG_INLINE void values(const Weights & e, const char * v, size_t v_step, int32_t n, int32_t d, float * out, int32_t dim) {
+H2OG_INLINE void values(const Weights & e, const char * v, size_t v_step, int32_t n, int32_t d, float * out, int32_t dim,
+                        const Ahead & ahead) {
     constexpr int BLOCKS = Row::HAS_FACTOR ? V*LANES/Row::STEP : 1;
     const float * weight[BLOCKS];
     for (int b = 0; b < BLOCKS; ++b) {
@@ -63,6 +76,7 @@ H2OG_INLINE void values(const Weights & e, const char * v, size_t v_step, int32_
         }
     }
     for (int32_t c = 0; c < n; ++c) {
+        ahead.ask(c, 1);
         for (int j = 0; j < V; ++j) {
             const int32_t b = j*LANES/Row::STEP;
             const vf x = Row::parts(v + c*v_step, d + b*Row::STEP, j*LANES % Row::STEP);
@@ -111,16 +125,19 @@ static void scale_rows(const float * e, size_t stride, int32_t n_row, const char
 }
 
 template <typename Row, int R>
-H2OG_INLINE void all_dots(const float * q, int32_t dim, const char * k, size_t k_step, int32_t n, float * logits, size_t stride) {
+H2OG_INLINE void all_dots(const float * q, int32_t dim, const char * k, size_t k_step, int32_t n, float * logits, size_t stride,
+                          const Ahead & ahead) {
 #if defined(H2OG_BYTES)
     if constexpr (Row::HAS_FACTOR) {
         for (int32_t c = 0; c < n; c += LANES) {
+            ahead.ask(c, LANES);
             byte_dots<typename Row::Block, R>(q, dim, k + c*k_step, k_step, n - c, logits + c, stride);
         }
         return;
     }
 #endif
     for (int32_t c = 0; c < n; c += CELLS) {
+        ahead.ask(c, CELLS);
         const char * at[CELLS];
         for (int i = 0; i < CELLS; ++i) {
             at[i] = k + (c + i < n ? c + i : n - 1)*k_step;
@@ -130,42 +147,47 @@ H2OG_INLINE void all_dots(const float * q, int32_t dim, const char * k, size_t k
 }
 
 template <typename Row, int R>
-H2OG_INLINE void all_values(const Weights & e, const char * v, size_t v_step, int32_t n, float * out, int32_t dim) {
+H2OG_INLINE void all_values(const Weights & e, const char * v, size_t v_step, int32_t n, float * out, int32_t dim, Ahead ahead) {
     constexpr int few = Row::STEP/LANES, many = few > VECTORS ? few : VECTORS;
     int32_t d = 0;
     for (; d + many*LANES <= dim; d += many*LANES) {
-        values<Row, R, many>(e, v, v_step, n, d, out, dim);
+        values<Row, R, many>(e, v, v_step, n, d, out, dim, ahead);
+        ahead.row = 0;
     }
     for (; d < dim; d += Row::STEP) {
-        values<Row, R, few>(e, v, v_step, n, d, out, dim);
+        values<Row, R, few>(e, v, v_step, n, d, out, dim, ahead);
+        ahead.row = 0;
     }
 }
 
 // n_row rows against n cells of one head.
 template <typename Row>
-static void dots_of(const float * q, int32_t dim, int32_t n_row, const char * k, size_t k_step, int32_t n, float * logits, size_t stride) {
+static void dots_of(const float * q, int32_t dim, int32_t n_row, const char * k, size_t k_step, int32_t n, float * logits, size_t stride,
+                    Ahead ahead) {
     for (int32_t r = 0; r < n_row; r += ROWS) {
         const float * qr = q + size_t(r)*dim;
         float * to = logits + r*stride;
         switch (n_row - r) {
-            case 1:  all_dots<Row, 1>(qr, dim, k, k_step, n, to, stride);    break;
-            case 2:  all_dots<Row, 2>(qr, dim, k, k_step, n, to, stride);    break;
-            case 3:  all_dots<Row, 3>(qr, dim, k, k_step, n, to, stride);    break;
-            default: all_dots<Row, ROWS>(qr, dim, k, k_step, n, to, stride); break;
+            case 1:  all_dots<Row, 1>(qr, dim, k, k_step, n, to, stride, ahead);    break;
+            case 2:  all_dots<Row, 2>(qr, dim, k, k_step, n, to, stride, ahead);    break;
+            case 3:  all_dots<Row, 3>(qr, dim, k, k_step, n, to, stride, ahead);    break;
+            default: all_dots<Row, ROWS>(qr, dim, k, k_step, n, to, stride, ahead); break;
         }
+        ahead.row = 0;
     }
 }
 
 template <typename Row>
-static void values_of(Weights e, int32_t n_row, const char * v, size_t v_step, int32_t n, float * out, int32_t dim) {
+static void values_of(Weights e, int32_t n_row, const char * v, size_t v_step, int32_t n, float * out, int32_t dim, Ahead ahead) {
     for (int32_t r = 0; r < n_row; r += ROWS, e.row += ROWS*e.stride) {
         float * to = out + size_t(r)*dim;
         switch (n_row - r) {
-            case 1:  all_values<Row, 1>(e, v, v_step, n, to, dim);    break;
-            case 2:  all_values<Row, 2>(e, v, v_step, n, to, dim);    break;
-            case 3:  all_values<Row, 3>(e, v, v_step, n, to, dim);    break;
-            default: all_values<Row, ROWS>(e, v, v_step, n, to, dim); break;
+            case 1:  all_values<Row, 1>(e, v, v_step, n, to, dim, ahead);    break;
+            case 2:  all_values<Row, 2>(e, v, v_step, n, to, dim, ahead);    break;
+            case 3:  all_values<Row, 3>(e, v, v_step, n, to, dim, ahead);    break;
+            default: all_values<Row, ROWS>(e, v, v_step, n, to, dim, ahead); break;
         }
+        ahead.row = 0;
     }
 }
 

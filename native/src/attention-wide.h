@@ -142,7 +142,7 @@ H2OG_INLINE vf faded(vf before, vf now) {
 // Asks for a block's rows while the one before it is multiplied.
 H2OG_INLINE void ask_block(const char * p, size_t step, size_t row) {
     for (int32_t c = 0; c < BLOCK; ++c) {
-        ask_ahead<FAR>(p + c*step, row, 0, 1);
+        ask_ahead(p + c*step, row);
     }
 }
 
