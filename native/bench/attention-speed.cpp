@@ -1,7 +1,7 @@
 // Speed of attention alone for a token that is decoded: how fast it goes through keys and values, scores included, beside how fast
 // as many threads read the same memory.  In turns, since a shared machine is not always as fast.
 //
-//   attention-speed [TYPE KV_HEADS GROUP HEAD_DIM CELLS THREADS]      f16 3 3 64 7500 2 unless said
+//   attention-speed [TYPE KV_HEADS GROUP HEAD_DIM CELLS THREADS MIB]      f16 3 3 64 7500 2 192 unless said
 #include "attention.h"
 #include "pages.h"
 
@@ -12,7 +12,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <memory>
+#include <deque>
+#include <new>
 #include <random>
 #include <thread>
 #include <vector>
@@ -21,7 +22,8 @@ using namespace h2og;
 
 namespace {
 
-constexpr size_t LARGE_PAGE = size_t(2) << 20, ENOUGH = size_t(192) << 20;  // bytes: more than caches hold
+constexpr size_t MIB = size_t(1) << 20;
+constexpr std::align_val_t LARGE_PAGE{2*MIB};
 constexpr int REPEATS = 15;
 
 // Threads that wait for each other without sleeping, as those of a graph do.
@@ -66,40 +68,47 @@ private:
     std::atomic<int> arrived{0}, rounds{0};
 };
 
-struct Free {
-    void operator()(char * p) const { free(p); }
-};
-
 // A layer's keys or values, where the runtime would have them.
 struct Rows {
-    explicit Rows(const std::vector<char> & contents) :
-        n(contents.size()), memory(static_cast<char *>(aligned_alloc(LARGE_PAGE, (n + LARGE_PAGE - 1)/LARGE_PAGE*LARGE_PAGE))) {
-        prefer_large_pages(memory.get(), n);
-        memcpy(memory.get(), contents.data(), n);
+    explicit Rows(const std::vector<char> & contents) : n(contents.size()), data(static_cast<char *>(operator new(n, LARGE_PAGE))) {
+        prefer_large_pages(data, n);
+        memcpy(data, contents.data(), n);
     }
+    ~Rows() { operator delete(data, LARGE_PAGE); }
+    Rows(const Rows &) = delete;
 
-    size_t n;
-    std::unique_ptr<char, Free> memory;
+    const size_t n;
+    char * const data;
 };
 
 uint64_t read(const Rows & rows, int i, int n_part) {
     uint64_t sum = 0, word;
     for (size_t at = rows.n/8*i/n_part*8; at < rows.n/8*(i + 1)/n_part*8; at += sizeof(word)) {
-        memcpy(&word, rows.memory.get() + at, sizeof(word));
+        memcpy(&word, rows.data + at, sizeof(word));
         sum += word;
     }
     return sum;
 }
 
 ggml_type type_of(const char * name) {
-    for (int i = 0; i < GGML_TYPE_COUNT; ++i) {
-        const char * known = ggml_type_name(ggml_type(i));
-        if (known != nullptr && strcmp(known, name) == 0) {
-            return ggml_type(i);
+    for (const ggml_type type : { GGML_TYPE_F32, GGML_TYPE_F16, GGML_TYPE_BF16, GGML_TYPE_Q8_0, GGML_TYPE_Q5_0, GGML_TYPE_Q5_1,
+                                  GGML_TYPE_Q4_0, GGML_TYPE_Q4_1, GGML_TYPE_IQ4_NL }) {
+        if (strcmp(ggml_type_name(type), name) == 0) {
+            return type;
         }
     }
-    fprintf(stderr, "%s is no type of ggml's\n", name);
+    fprintf(stderr, "%s is no type of a cache\n", name);
     exit(2);
+}
+
+int32_t number_of(const char * word) {
+    char * end;
+    const long number = strtol(word, &end, 10);
+    if (*end != 0 || number < 1 || number > 1 << 20) {
+        fprintf(stderr, "%s is no number from 1 to %d\n", word, 1 << 20);
+        exit(2);
+    }
+    return int32_t(number);
 }
 
 void print(const char * what, std::vector<double> values, const char * unit) {
@@ -110,10 +119,11 @@ void print(const char * what, std::vector<double> values, const char * unit) {
 } // namespace
 
 int main(int argc, char ** argv) {
-    const auto number = [&](int i, int otherwise) { return argc > i ? std::max(1, atoi(argv[i])) : otherwise; };
+    const auto number = [&](int i, int32_t otherwise) { return argc > i ? number_of(argv[i]) : otherwise; };
     const ggml_type type = type_of(argc > 1 ? argv[1] : "f16");
     const int32_t n_head_kv = number(2, 3), group = number(3, 3), head_dim = number(4, 64), n_cells = number(5, 7500);
     Team team(number(6, 2));
+    const size_t enough = number(7, 192)*MIB;  // more than caches hold
     if (head_dim % ggml_blck_size(type) != 0) {
         fprintf(stderr, "heads of %d elements are no whole blocks of %s\n", head_dim, ggml_type_name(type));
         return 2;
@@ -128,8 +138,8 @@ int main(int argc, char ** argv) {
     std::vector<char> contents(n_row*ggml_row_size(type, head_dim));
     ggml_quantize_chunk(type, numbers.data(), contents.data(), 0, n_row, head_dim, nullptr);
 
-    const size_t n_layer = (ENOUGH + 2*contents.size() - 1)/(2*contents.size());
-    std::vector<Rows> rows;
+    const size_t n_layer = (enough + 2*contents.size() - 1)/(2*contents.size());
+    std::deque<Rows> rows;
     for (size_t i = 0; i < 2*n_layer; ++i) {
         rows.emplace_back(contents);
     }
@@ -166,8 +176,8 @@ int main(int argc, char ** argv) {
         attending.push_back(gigabytes/team.seconds([&](int i) {
             Attention layer = a;
             for (size_t l = 0; l < n_layer; ++l) {
-                layer.k = rows[2*l].memory.get();
-                layer.v = rows[2*l + 1].memory.get();
+                layer.k = rows[2*l].data;
+                layer.v = rows[2*l + 1].data;
                 layer.scores = scores[l].data();
                 if (i == 0) {
                     fused.start();

@@ -8,8 +8,8 @@
 namespace h2og {
 namespace H2OG_ISA {
 
-constexpr size_t  GROUP_BYTES = 36*64;    // read of one head before the next, and asked for at once, where rows are small
-constexpr size_t  NEAR_BYTES  = 24*1024;  // asked for and not yet read: a part of a core's first cache
+constexpr size_t  GROUP_BYTES = 36*64;    // read of one head before the next, where rows are small
+constexpr size_t  NEAR_BYTES  = 24*1024;  // a part of a core's first cache
 constexpr int32_t FEW_CELLS   = 8;        // of a group, where rows are large
 constexpr int32_t FEW_LANES   = LANES > FEW_CELLS ? LANES : FEW_CELLS;  // the same where cells are the lanes of vectors
 
@@ -22,9 +22,18 @@ H2OG_INLINE int32_t group_of(size_t row, int32_t least) {
     return n;
 }
 
-// How many cells ahead of a group memory is asked for.
-H2OG_INLINE int32_t ahead_of(int32_t group, size_t cell) {
+// How many cells ahead of a group memory is asked for: two groups where they are near, else one.
+H2OG_INLINE int32_t cells_ahead(int32_t group, size_t cell) {
     return 2*group*cell <= NEAR_BYTES ? 2*group : group;
+}
+
+// What to ask for while a head's group of cells is read, given where the first head's rows lie that are as far ahead: a share of all
+// heads' rows where they lie side by side, else the head's own.
+H2OG_INLINE Ahead ahead_of(const Attention & a, const char * at, size_t cell, size_t head, size_t row, int32_t i_head, int32_t group) {
+    if (cell == a.n_head_kv*row) {
+        return { at + i_head*group*row, int32_t(row) };
+    }
+    return cell == row ? Ahead{ at + i_head*head, int32_t(row) } : Ahead{};
 }
 
 // A block's logits, capped and masked.
@@ -95,7 +104,7 @@ static void attend_narrow(const Attention & a, const Plan & p, const Unit & u, f
     const char * v = a.v + u.stream*a.v_stream + u.cell*a.v_cell;
     // What blocks of V have in common is read a block of cells at once.
     const int32_t group_k = group_of(p.row_k, of_k.split == nullptr ? FEW_CELLS : FEW_LANES), group_v = group_of(p.row_v, FEW_CELLS);
-    const int32_t ahead_k = ahead_of(group_k, a.k_cell), ahead_v = ahead_of(group_v, a.v_cell) + (of_v.scale == nullptr ? 0 : BLOCK);
+    const int32_t ahead_k = cells_ahead(group_k, a.k_cell), ahead_v = cells_ahead(group_v, a.v_cell) + (of_v.scale == nullptr ? 0 : BLOCK);
     const auto unit_of   = [&](int32_t h) { Unit w = u; w.head = h; return w; };
     const auto memory_of = [&](int32_t h) { return memory + h*p.unit_floats; };
     const auto q_of      = [&](int32_t h) { return s.q + size_t(h)*p.width*p.dim_k; };
@@ -107,7 +116,7 @@ static void attend_narrow(const Attention & a, const Plan & p, const Unit & u, f
     const auto n_of      = [&](int32_t c, int32_t step) { return u.n_cells - c < step ? u.n_cells - c : step; };
     const auto scaled_of = [&](int32_t h) { return s.scaled + size_t(h)*(p.dim_v/QUANTS)*n_row*BLOCK; };
 
-    const bool is_new = are_new(a, p, u, s);
+    const bool is_new = !has_loaded(a, p, u, s);
     for (int32_t h = 0; is_new && h < a.n_head_kv; ++h) {
         load_queries(a, p, unit_of(h), q_of(h), p.dim_k, 1);
         for (int32_t r = 0; of_k.split != nullptr && r < n_row; ++r) {
@@ -135,7 +144,7 @@ static void attend_narrow(const Attention & a, const Plan & p, const Unit & u, f
             const int32_t n = n_of(c, group_k);
             for (int32_t h = 0; h < a.n_head_kv; ++h) {
                 const char * from = k + c*a.k_cell + h*a.k_head;
-                const Ahead ahead{ k + (c + ahead_k)*a.k_cell + h*group_k*p.row_k, int32_t(p.row_k) };
+                const Ahead ahead = ahead_of(a, k + (c + ahead_k)*a.k_cell, a.k_cell, a.k_head, p.row_k, h, group_k);
                 size_t step = a.k_cell;
                 if (!of_k.is_direct) {
                     load_rows(from, step, a.type_k, n, a.head_dim_k, p.dim_k, s.k);
@@ -150,10 +159,10 @@ static void attend_narrow(const Attention & a, const Plan & p, const Unit & u, f
         }
     }
     for (int32_t i = 0; i < a.n_head_kv*n_row; ++i) {
-        float * memory_here = memory_of(i/n_row) + i % n_row;
+        float * top = memory_of(i/n_row) + i % n_row, * total = top + p.total_at;
         float * row = logits_of(i/n_row, 0) + i % n_row*stride;
-        *memory_here = largest_of(row, n_block, s.is_hidden);
-        memory_here[p.total_at] = exp_row(row, n_block, s.is_hidden, *memory_here);
+        *top   = largest_of(row, n_block, s.is_hidden);
+        *total = exp_row(row, n_block, s.is_hidden, *top);
     }
     for (int32_t b = 0; b < n_block; ++b) {
         const int32_t first = b*BLOCK, n_here = n_of(first, BLOCK);
@@ -168,7 +177,7 @@ static void attend_narrow(const Attention & a, const Plan & p, const Unit & u, f
             const int32_t n = n_of(c, group_v);
             for (int32_t h = 0; h < a.n_head_kv; ++h) {
                 const char * from = v + c*a.v_cell + h*a.v_head;
-                const Ahead ahead{ v + (c + ahead_v)*a.v_cell + h*group_v*p.row_v, int32_t(p.row_v) };
+                const Ahead ahead = ahead_of(a, v + (c + ahead_v)*a.v_cell, a.v_cell, a.v_head, p.row_v, h, group_v);
                 size_t step = a.v_cell;
                 if (!of_v.is_direct) {
                     load_values(a, from, n, p.dim_v, s.v);

@@ -28,11 +28,11 @@ H2OG_INLINE void load_queries(const Attention & a, const Plan & p, const Unit & 
     }
 }
 
-// Whether the unit's queries have to be loaded: those of the one before may be the same.
-H2OG_INLINE bool are_new(const Attention & a, const Plan & p, const Unit & u, Scratch & s) {
-    const int32_t before = s.rows;
-    s.rows = (u.stream*p.n_tile + u.row/p.n_tile_row)*a.n_head_kv + u.head;
-    return s.rows != before;
+// Whether the unit's queries are in s.q from the unit before; notes that they will be.
+H2OG_INLINE bool has_loaded(const Attention & a, const Plan & p, const Unit & u, Scratch & s) {
+    const int32_t before = s.loaded;
+    s.loaded = (u.stream*p.n_tile + u.row/p.n_tile_row)*a.n_head_kv + u.head;
+    return s.loaded == before;
 }
 
 enum class Mask { OPEN, HIDDEN, MIXED };

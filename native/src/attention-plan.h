@@ -46,7 +46,7 @@ struct Plan {
     size_t  logit_stride;   // n_split_cells, rounded up to whole blocks
 };
 
-// What a thread needs while it works on a unit.
+// What a thread needs while it works on units of the same queries.
 struct Scratch {
     Scratch(const Plan & p, std::vector<float> & memory);
 
@@ -59,7 +59,7 @@ struct Scratch {
     float * factor;     // [n_split][width]
     float * tops;       // [stretches of a unit][width]
     float * is_hidden;  // [blocks of a unit]
-    int32_t rows = -1;  // of all tiles and heads, those whose queries are in q
+    int32_t loaded = -1;  // number of the tile and head whose queries are in q
 };
 
 // Keys of one KV head.

@@ -9,7 +9,8 @@
 namespace h2og {
 namespace H2OG_ISA {
 
-// Memory that is asked for while other is read, a row for each of its cells; in pieces, since a core waits for many at once.
+// While cells are read, as many rows from `at` on are asked for, into the first-level cache; a few lines at a time, since a core
+// can wait for few.
 struct Ahead {
     const char * at = nullptr;
     int32_t row = 0;  // bytes; 0: nothing is asked for

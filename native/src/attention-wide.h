@@ -156,7 +156,7 @@ static void attend_wide(const Attention & a, const Plan & p, const Unit & u, flo
     const auto n_of      = [&](int32_t b) { return u.n_cells - b*BLOCK < BLOCK ? u.n_cells - b*BLOCK : BLOCK; };
     const auto logits_of = [&](int32_t b) { return s.logits + size_t(b)*BLOCK*p.width; };
 
-    if (are_new(a, p, u, s)) {
+    if (!has_loaded(a, p, u, s)) {
         load_queries(a, p, u, s.q, 1, p.width);
     }
     for (int32_t r = 0; r < p.width; ++r) {

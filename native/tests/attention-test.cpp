@@ -189,6 +189,7 @@ int main() {
             go({ type, type, 96, 32, 2*group, 2, 1, 275, 1, 0.0f, true, false, false, 2 });
             go({ type, type, 32, 160, group, 1, 1, 17, 2, 0.0f, false, true, false, 1 });
         }
+        go({ type, type, 320, 64, 4, 2, 1, 300, 1, 0.0f, true, false, false, 2 });  // few cells of large rows at a time
     }
     for (const int32_t head_dim : { 32, 64, 80, 96, 128, 192, 256, 576 }) {
         for (const int32_t n_query : { 1, 33 }) {

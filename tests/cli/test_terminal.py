@@ -68,7 +68,8 @@ def test_lines_typed_while_a_command_works_are_read_after_it(terminal: OpenTermi
     chat.wait(r"cut at 200 tokens[\s\S]*" + PROMPT)
     chat.enter("/why")
     chat.wait(r"^> /why\n")
-    time.sleep(0.5)  # the text is read twice again, for seconds
+    time.sleep(0.5)
+    assert not re.search(PROMPT, chat.screen(), re.MULTILINE)  # the text is read twice again, for seconds
     chat.enter("/set top_k 9")
     chat.enter("/set top_k 8")
     before, after = chat.wait(r"top_k is 8[\s\S]*" + PROMPT).split("a full cache would have used", 1)
