@@ -27,13 +27,13 @@ struct FewQueries {
         const int32_t n = k.n - first < BLOCK ? k.n - first : BLOCK;
         const char * from = k.data + first*k.step;
         size_t step = k.step;
-        ask_ahead(from + BLOCK*step, BLOCK*step);
+        const Ahead ahead{ from + BLOCK*step, int32_t(step) };
         if (!reader.is_direct) {
             load_rows(from, step, k.type, n, q.head_dim, q.dim, keys);
             from = reinterpret_cast<const char *>(keys);
             step = q.dim*sizeof(float);
         }
-        reader.dots(rows, q.dim, q.n_row, from, step, n, logits, BLOCK, {});
+        reader.dots(rows, q.dim, q.n_row, from, step, n, logits, BLOCK, ahead);
         float hidden[BLOCK];
         for (int32_t c = 0; c < BLOCK; ++c) {
             hidden[c] = c >= n ? NEG_INF : k.hidden == nullptr ? 0.0f : k.hidden[first + c];
